@@ -1,0 +1,37 @@
+/* The inside of a group, for the layers above device. */
+#ifndef KVR_DEVICE_GROUP_H
+#define KVR_DEVICE_GROUP_H
+
+#ifndef CL_TARGET_OPENCL_VERSION
+#define CL_TARGET_OPENCL_VERSION 120
+#endif
+#include <CL/cl.h>
+
+#include <stdbool.h>
+
+#include "kvring/group.h"
+
+typedef struct kvr_rank {
+  cl_device_id device; /* a root device or a sub-device (then released with the group) */
+  cl_context context;  /* shared by all ranks of a group for now; belongs to the rank by design */
+  cl_command_queue queue;
+  cl_command_queue copy_queue; /* equal to queue when the group has no copy queues */
+  size_t max_alloc;            /* largest single buffer [bytes] */
+  size_t allocated, peak, budget; /* bytes */
+} kvr_rank;
+
+struct kvr_group {
+  int num_ranks;
+  kvr_rank *ranks; /* (num_ranks) */
+  bool has_copy_queues;
+  /* private to group.c below */
+  kvr_device_info *infos; /* (num_ranks) */
+};
+
+/* Allocates one buffer on a rank and counts it; bytes = 0 gives NULL. what names it in messages.
+ * Errors: KVR_E_OOM naming bytes, budget or largest allocation, and the fix; KVR_E_CL. */
+kvr_status kvr_group_alloc(kvr_group *group, int rank, size_t bytes, const char *what, cl_mem *out);
+/* Accepts NULL. bytes as allocated. */
+void kvr_group_free(kvr_group *group, int rank, cl_mem mem, size_t bytes);
+
+#endif
