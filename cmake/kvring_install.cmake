@@ -26,5 +26,8 @@ if(NOT BUILD_SHARED_LIBS)
   set(pc_requires "OpenCL, libcjson")
   set(pc_libs " -lm")
 endif()
+# Found from where the file lies, so that an installed tree may be moved.
+set(pc_dir ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH pc_prefix ${pc_dir} ${CMAKE_INSTALL_PREFIX})
 configure_file(${PROJECT_SOURCE_DIR}/cmake/kvring.pc.in ${PROJECT_BINARY_DIR}/kvring.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/kvring.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
