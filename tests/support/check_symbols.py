@@ -11,13 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|^[ \t]*#(?:\\\n|[^\n])*", re.S | re.M)
 FUNCTION = re.compile(r"\bKVR_API\b[^;{(]*?(\w+)\s*\(")
 
 
 def declared(folder):
     headers = sorted(Path(folder).glob("kvring/*.h"))
-    return {name for h in headers for name in FUNCTION.findall(COMMENT.sub("", h.read_text()))}
+    return {name for h in headers for name in FUNCTION.findall(NOT_CODE.sub("", h.read_text()))}
 
 
 def exported(library):
