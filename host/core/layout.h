@@ -1,4 +1,5 @@
-/* Layout: which rank attends which new token, and which rank stores which position. Pure index math.
+/* Layout: which rank attends which new token, and which rank stores which position. Pure index
+ * math.
  *
  * The S new tokens of a request are cut into 2 P chunks of C; rank r attends chunk r (its head) and
  * chunk 2 P - 1 - r (its tail), which balances causal work. Only real tokens become rows: a rank's
@@ -19,11 +20,11 @@ typedef struct kvr_rows {
 /* Everything that follows from a problem, computed once. */
 typedef struct kvr_layout {
   int num_ranks, num_requests;
-  int num_tokens;  /* new tokens of all requests */
-  int *token0;     /* (num_requests) first token of a request in token order */
-  kvr_rows *rows;  /* (num_requests, num_ranks) */
-  int *share;      /* (num_requests, num_ranks) cached tokens per rank */
-  int *rank_rows;  /* (num_ranks) rows of a rank over all requests */
+  int num_tokens; /* new tokens of all requests */
+  int *token0;    /* (num_requests) first token of a request in token order */
+  kvr_rows *rows; /* (num_requests, num_ranks) */
+  int *share;     /* (num_requests, num_ranks) cached tokens per rank */
+  int *rank_rows; /* (num_ranks) rows of a rank over all requests */
 } kvr_layout;
 
 /* The problem must be valid. Errors: KVR_E_OOM. */

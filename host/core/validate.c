@@ -33,10 +33,12 @@ static kvr_status check_weights(const kvr_cache_desc *cache) {
     total += cache->weights[r];
   }
   if (total == 0)
-    return kvr_fail(KVR_E_RANGE, "all %d weights are 0: no rank could store a token; make one positive",
+    return kvr_fail(KVR_E_RANGE,
+                    "all %d weights are 0: no rank could store a token; make one positive",
                     cache->num_ranks);
   if (total > INT_MAX)
-    return kvr_fail(KVR_E_RANGE, "weights add up to %lld, the limit is %d: divide them by a common factor",
+    return kvr_fail(KVR_E_RANGE,
+                    "weights add up to %lld, the limit is %d: divide them by a common factor",
                     (long long)total, INT_MAX);
   return KVR_OK;
 }
@@ -46,7 +48,8 @@ kvr_status kvr_cache_desc_check(const kvr_cache_desc *cache) {
   KVR_TRY(check_size("kvr_cache_desc", cache->struct_size, sizeof *cache));
   KVR_TRY(check_positive("num_ranks", cache->num_ranks));
   if (cache->num_ranks > KVR_MAX_RANKS)
-    return kvr_fail(KVR_E_RANGE, "num_ranks is %d, the limit is %d", cache->num_ranks, KVR_MAX_RANKS);
+    return kvr_fail(KVR_E_RANGE, "num_ranks is %d, the limit is %d", cache->num_ranks,
+                    KVR_MAX_RANKS);
   KVR_TRY(check_positive("num_kv_heads", cache->num_kv_heads));
   KVR_TRY(check_positive("head_dim", cache->head_dim));
   if (cache->head_dim > KVR_MAX_HEAD_DIM)
@@ -65,22 +68,25 @@ kvr_status kvr_cache_desc_check(const kvr_cache_desc *cache) {
 static kvr_status check_lengths(const kvr_problem *p, int i) {
   const kvr_request *q = &p->requests[i];
   if (q->num_new < 0)
-    return kvr_fail(KVR_E_RANGE, "request %d: num_new is %d; it must not be negative", i, q->num_new);
+    return kvr_fail(KVR_E_RANGE, "request %d: num_new is %d; it must not be negative", i,
+                    q->num_new);
   if (q->num_cached < 0)
     return kvr_fail(KVR_E_RANGE, "request %d: num_cached is %d; it must not be negative", i,
                     q->num_cached);
   if (q->chunk < 0)
     return kvr_fail(KVR_E_RANGE, "request %d: chunk is %d; use 0 for the default", i, q->chunk);
   if (q->num_cached > INT_MAX - q->num_new)
-    return kvr_fail(KVR_E_RANGE, "request %d: num_cached %d + num_new %d is beyond the limit of %d tokens",
-                    i, q->num_cached, q->num_new, INT_MAX);
+    return kvr_fail(KVR_E_RANGE,
+                    "request %d: num_cached %d + num_new %d is beyond the limit of %d tokens", i,
+                    q->num_cached, q->num_new, INT_MAX);
   const int64_t room = 2 * (int64_t)p->cache.num_ranks * kvr_request_chunk(q, p->cache.num_ranks);
   if (room < q->num_new)
     return kvr_fail(KVR_E_RANGE,
                     "request %d: 2 * %d ranks * chunk %d hold %lld tokens, but num_new is %d; use "
                     "chunk 0 or at least %lld",
                     i, p->cache.num_ranks, q->chunk, (long long)room, q->num_new,
-                    ((long long)q->num_new + 2 * p->cache.num_ranks - 1) / (2 * p->cache.num_ranks));
+                    ((long long)q->num_new + 2 * p->cache.num_ranks - 1) /
+                        (2 * p->cache.num_ranks));
   return KVR_OK;
 }
 
@@ -88,10 +94,11 @@ static kvr_status check_capacity(const kvr_problem *p, int i) {
   const kvr_request *q = &p->requests[i];
   const int need = kvr_map_num_pages(&p->cache, q->num_cached + q->num_new);
   if (need <= p->cache.num_pages) return KVR_OK;
-  return kvr_fail(KVR_E_CAPACITY,
-                  "request %d: %d tokens need %d pages of %d tokens per rank, the pool has %d; make "
-                  "num_pages larger",
-                  i, q->num_cached + q->num_new, need, p->cache.page_size, p->cache.num_pages);
+  return kvr_fail(
+      KVR_E_CAPACITY,
+      "request %d: %d tokens need %d pages of %d tokens per rank, the pool has %d; make "
+      "num_pages larger",
+      i, q->num_cached + q->num_new, need, p->cache.page_size, p->cache.num_pages);
 }
 
 static kvr_status check_requests(const kvr_problem *p) {
@@ -106,7 +113,8 @@ static kvr_status check_requests(const kvr_problem *p) {
     total += p->requests[i].num_new;
   }
   if (total > INT_MAX)
-    return kvr_fail(KVR_E_RANGE, "the step has %lld new tokens, the limit is %d: use smaller chunks",
+    return kvr_fail(KVR_E_RANGE,
+                    "the step has %lld new tokens, the limit is %d: use smaller chunks",
                     (long long)total, INT_MAX);
   return KVR_OK;
 }
@@ -133,8 +141,8 @@ kvr_status kvr_problem_validate(const kvr_problem *p) {
   KVR_TRY(kvr_cache_desc_check(&p->cache));
   KVR_TRY(check_positive("num_q_heads", p->num_q_heads));
   if (p->num_q_heads % p->cache.num_kv_heads != 0)
-    return kvr_fail(KVR_E_SHAPE, "num_q_heads %d is not a multiple of num_kv_heads %d", p->num_q_heads,
-                    p->cache.num_kv_heads);
+    return kvr_fail(KVR_E_SHAPE, "num_q_heads %d is not a multiple of num_kv_heads %d",
+                    p->num_q_heads, p->cache.num_kv_heads);
   if ((int64_t)p->num_q_heads * (p->cache.head_dim + 2) > INT_MAX / 4)
     return kvr_fail(KVR_E_RANGE, "num_q_heads * (head_dim + 2) is %lld, the limit is %d",
                     (long long)p->num_q_heads * (p->cache.head_dim + 2), INT_MAX / 4);

@@ -1,0 +1,122 @@
+/* Gather Q: every rank receives all queries of a pass, attends them to its own share, and sends
+ * each owner its rows' partial (m, l, acc) in f32; the owner merges them with its launch over the
+ * new tokens. Traffic does not depend on the context. */
+#include "base/error.h"
+#include "strategy/share_stage.h"
+
+/* Row of owner's slice inside the gathered rows of a pass. */
+static int slice_row(const kvr_schedule *s, kvr_at at, int owner) {
+  int row = 0;
+  for (int r = 0; r < owner; r++) row += kvr_schedule_pass_rows(s, at.request, at.pass, r).num;
+  return row;
+}
+
+static int slice_len(const kvr_schedule *s, kvr_at at, int owner) {
+  return kvr_schedule_pass_rows(s, at.request, at.pass, owner).num;
+}
+
+static kvr_status gather_queries(kvr_schedule *s, kvr_at at) {
+  const int P = s->layout.num_ranks;
+  for (int k = 0; k < P; k++)
+    for (int to = 0; to < P; to++) {
+      const int from = (to + P - k) % P;
+      const kvr_rows rows = kvr_schedule_pass_rows(s, at.request, at.pass, from);
+      KVR_TRY(
+          kvr_build_copy(s, k == 0 ? KVR_OP_COPY : KVR_OP_GATHER, at,
+                         kvr_make_ref(KVR_BUF_Q, from, 0, rows.first, rows.num),
+                         kvr_make_ref(KVR_BUF_Q_ALL, to, from, slice_row(s, at, from), rows.num)));
+    }
+  return KVR_OK;
+}
+
+/* All rows of the pass against rank r's share. An empty share still writes the empty state. */
+static kvr_status attend_share(kvr_schedule *s, kvr_stager *stager, kvr_at at, int r) {
+  const int num_rows = slice_row(s, at, s->layout.num_ranks);
+  const int blocks = kvr_stager_num_blocks(s, at.request, r);
+  for (int b = 0; b < (blocks > 0 ? blocks : 1); b++) {
+    at.block = b;
+    kvr_attend a = {.at = at,
+                    .rows = {.num = num_rows, .split = num_rows},
+                    .q = kvr_make_ref(KVR_BUF_Q_ALL, r, KVR_ALL, 0, num_rows),
+                    .state = kvr_make_ref(KVR_BUF_PARTIAL, r, 0, 0, num_rows),
+                    .carry_in = b > 0};
+    if (blocks > 0) KVR_TRY(kvr_stager_get(s, stager, at, r, &a.ring));
+    KVR_TRY(kvr_build_attend(s, &a));
+  }
+  return KVR_OK;
+}
+
+static kvr_status attend_current(kvr_schedule *s, kvr_at at, int r) {
+  kvr_attend a = kvr_attend_own(s, at, r);
+  kvr_attend_current(s, r, &a);
+  return kvr_build_attend(s, &a);
+}
+
+static kvr_status send_partials(kvr_schedule *s, kvr_at at) {
+  const int P = s->layout.num_ranks;
+  for (int k = 0; k < P; k++)
+    for (int to = 0; to < P; to++) {
+      const int from = (to + P - k) % P, len = slice_len(s, at, to);
+      KVR_TRY(kvr_build_copy(s, k == 0 ? KVR_OP_COPY : KVR_OP_SEND_STATE, at,
+                             kvr_make_ref(KVR_BUF_PARTIAL, from, 0, slice_row(s, at, to), len),
+                             kvr_make_ref(KVR_BUF_RECEIVED, to, from, from * len, len)));
+    }
+  return KVR_OK;
+}
+
+static kvr_status merge(kvr_schedule *s, kvr_at at, int r) {
+  const int num = slice_len(s, at, r);
+  return kvr_build_merge(s, KVR_OP_MERGE_STATES, at, r,
+                         kvr_make_ref(KVR_BUF_RECEIVED, r, KVR_ALL, 0, num),
+                         kvr_make_ref(KVR_BUF_STATE, r, KVR_ALL, 0, num));
+}
+
+static kvr_status build_pass(kvr_schedule *s, kvr_stager *stager, kvr_at at) {
+  const int P = s->layout.num_ranks;
+  KVR_TRY(gather_queries(s, at));
+  for (int r = 0; r < P; r++) KVR_TRY(attend_share(s, stager, at, r));
+  KVR_TRY(send_partials(s, at));
+  for (int r = 0; r < P; r++) KVR_TRY(attend_current(s, at, r));
+  for (int r = 0; r < P; r++) KVR_TRY(merge(s, at, r));
+  return KVR_OK;
+}
+
+static kvr_status build_all(kvr_schedule *s, kvr_stager *stager) {
+  KVR_TRY(kvr_build_gather_current(s));
+  for (int i = 0; i < s->layout.num_requests; i++) {
+    kvr_stager_reset(s, stager);
+    for (int pass = 0; pass < kvr_schedule_num_passes(s, i); pass++) {
+      const kvr_at at = {i, pass, -1, -1};
+      if (s->problem.requests[i].num_cached > 0)
+        KVR_TRY(build_pass(s, stager, at));
+      else
+        KVR_TRY(kvr_build_attend_current(s, at));
+    }
+  }
+  return kvr_build_cache_writes(s);
+}
+
+static kvr_status build(kvr_schedule *s) {
+  kvr_stager stager;
+  KVR_TRY(kvr_stager_init(s, &stager));
+  const kvr_status status = build_all(s, &stager);
+  kvr_stager_fini(&stager);
+  return status;
+}
+
+static int64_t bytes(const kvr_schedule *s) {
+  int64_t rows = 0;
+  for (int i = 0; i < s->layout.num_requests; i++)
+    if (s->problem.requests[i].num_cached > 0) rows += s->problem.requests[i].num_new;
+  return kvr_bytes_gather_current(s) +
+         (int64_t)(s->layout.num_ranks - 1) * rows * (int64_t)(s->row_bytes.q + s->row_bytes.state);
+}
+
+const kvr_strategy kvr_strategy_gather_q = {.name = "gather-q",
+                                            .serves_cache = true,
+                                            .new_kv = KVR_BUF_CURRENT,
+                                            .uses = KVR_USES(SLOT) | KVR_USES(Q_ALL) |
+                                                    KVR_USES(PARTIAL) | KVR_USES(RECEIVED) |
+                                                    KVR_USES(STATE),
+                                            .build = build,
+                                            .bytes = bytes};

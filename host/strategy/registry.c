@@ -1,0 +1,89 @@
+/* The table of strategies. A new one is a file and a row here. */
+#include <string.h>
+
+#include "base/error.h"
+#include "core/validate.h"
+#include "schedule/verify.h"
+#include "strategy/strategy.h"
+
+static const kvr_strategy *const strategies[] = {
+    &kvr_strategy_ring,         &kvr_strategy_ring_two_launch, &kvr_strategy_gather_kv,
+    &kvr_strategy_gather_q,     &kvr_strategy_rotate_q,        &kvr_strategy_rotate_all,
+    &kvr_strategy_current_only,
+};
+
+enum { NUM_STRATEGIES = sizeof strategies / sizeof strategies[0] };
+
+int kvr_num_strategies(void) { return NUM_STRATEGIES; }
+
+const kvr_strategy *kvr_strategy_get(int index) {
+  return index >= 0 && index < NUM_STRATEGIES ? strategies[index] : NULL;
+}
+
+const char *kvr_strategy_name(int index) {
+  const kvr_strategy *strategy = kvr_strategy_get(index);
+  return strategy != NULL ? strategy->name : NULL;
+}
+
+kvr_status kvr_strategy_find(const char *name, const kvr_strategy **out) {
+  for (int i = 0; i < NUM_STRATEGIES; i++)
+    if (strcmp(strategies[i]->name, name) == 0) {
+      *out = strategies[i];
+      return KVR_OK;
+    }
+  return kvr_fail(KVR_E_RANGE,
+                  "unknown strategy '%.40s'; use auto, ring, ring-two-launch, gather-kv, gather-q, "
+                  "rotate-q, rotate-all or current-only",
+                  name);
+}
+
+static kvr_status check_applicable(const kvr_strategy *strategy, const kvr_problem *problem) {
+  if (strategy->serves_cache) return KVR_OK;
+  for (int i = 0; i < problem->num_requests; i++)
+    if (problem->requests[i].num_cached > 0)
+      return kvr_fail(
+          KVR_E_CONFLICT,
+          "strategy %s does not read the cache, but request %d has %d cached tokens; use "
+          "ring or auto",
+          strategy->name, i, problem->requests[i].num_cached);
+  return KVR_OK;
+}
+
+kvr_status kvr_problem_check(const kvr_problem *problem, const kvr_options *options) {
+  KVR_TRY(kvr_problem_validate(problem));
+  KVR_TRY(kvr_options_validate(options));
+  if (options == NULL || options->strategy == NULL || strcmp(options->strategy, "auto") == 0)
+    return KVR_OK;
+  const kvr_strategy *strategy;
+  KVR_TRY(kvr_strategy_find(options->strategy, &strategy));
+  return check_applicable(strategy, problem);
+}
+
+kvr_status kvr_strategy_schedule(const kvr_strategy *strategy, const kvr_problem *problem,
+                                 const kvr_options *options, kvr_schedule **out) {
+  KVR_TRY(check_applicable(strategy, problem));
+  const kvr_options resolved = kvr_options_resolve(options);
+  kvr_schedule *s;
+  KVR_TRY(kvr_schedule_create(problem, &resolved, &s));
+  s->strategy = strategy->name;
+  s->new_kv = strategy->new_kv;
+  kvr_status status = strategy->build(s);
+  if (status == KVR_OK) status = kvr_schedule_verify(s, strategy->bytes(s));
+  if (status != KVR_OK) {
+    kvr_schedule_destroy(s);
+    return status;
+  }
+  *out = s;
+  return KVR_OK;
+}
+
+int64_t kvr_bytes_gather_current(const kvr_schedule *s) {
+  return (int64_t)(s->layout.num_ranks - 1) * s->layout.num_tokens * (int64_t)s->row_bytes.kv;
+}
+
+int64_t kvr_passes_times_cached(const kvr_schedule *s) {
+  int64_t sum = 0;
+  for (int i = 0; i < s->layout.num_requests; i++)
+    sum += (int64_t)kvr_schedule_num_passes(s, i) * s->problem.requests[i].num_cached;
+  return sum;
+}

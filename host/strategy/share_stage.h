@@ -1,0 +1,23 @@
+/* Staging the blocks of a rank's own share, for strategies in which the cache stays where it is. */
+#ifndef KVR_STRATEGY_SHARE_STAGE_H
+#define KVR_STRATEGY_SHARE_STAGE_H
+
+#include "strategy/strategy.h"
+
+/* What the slots of all ranks hold, so that a block that is still there is not staged again. */
+typedef struct kvr_stager {
+  int num_slots;
+  int *held; /* (num_ranks, num_slots) block held, or -1 */
+  int *next; /* (num_ranks) slot to fill next */
+} kvr_stager;
+
+kvr_status kvr_stager_init(const kvr_schedule *s, kvr_stager *stager);
+void kvr_stager_fini(kvr_stager *stager);
+/* Forgets everything: slots hold blocks of one request at a time. */
+void kvr_stager_reset(const kvr_schedule *s, kvr_stager *stager);
+/* The slot that holds block at.block of the rank's share, staging it if needed. */
+kvr_status kvr_stager_get(kvr_schedule *s, kvr_stager *stager, kvr_at at, int rank, kvr_ref *out);
+/* Blocks of a rank's own share. */
+int kvr_stager_num_blocks(const kvr_schedule *s, int request, int rank);
+
+#endif
