@@ -25,10 +25,10 @@ typedef struct kvr_attend_args {
   int key_split; /* new keys u in [0, key_split) start at key_t0, the others at key_t1 */
   int key_t0;
   int key_t1;
-  int lower;     /* x below are masked */
-  int causal;    /* 0: every new token of the launch is visible */
-  int carry_in;  /* 0: start from the empty state, 1: load (m, l, acc) */
-  int finish;    /* 0: store (m, l, acc), 1: store out = acc / l and LSE instead */
+  int lower;    /* x below are masked */
+  int causal;   /* 0: every new token of the launch is visible */
+  int carry_in; /* 0: start from the empty state, 1: load (m, l, acc) */
+  int finish;   /* 0: store (m, l, acc), 1: store out = acc / l and LSE instead */
   int num_q_heads;
   int num_kv_heads;
   float scale_log2; /* softmax scale times log2(e): scores are kept in base 2 */
@@ -47,17 +47,17 @@ typedef struct kvr_rows_args {
   int split, t0, t1; /* rows [0, split) are tokens t0.., the others t1.. */
   int num_cached;    /* L */
   int interleave;
-  int total_weight; /* W */
-  int weight;       /* w[r] */
+  int total_weight;  /* W */
+  int weight;        /* w[r] */
   int weight_before; /* w[0] + .. + w[r-1] */
 } kvr_rows_args;
 
 /* Scalars of the merges. */
 typedef struct kvr_merge_args {
   int num_rows;
-  int num_parts;   /* merge_states: partial states, part j at row j * part_rows of parts */
+  int num_parts; /* merge_states: partial states, part j at row j * part_rows of parts */
   int part_rows;
-  int state_row;   /* first row of the own state */
+  int state_row; /* first row of the own state */
   int out_row;
   int num_q_heads;
   int reserved;

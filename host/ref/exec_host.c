@@ -261,8 +261,9 @@ static void merge_outputs(const host_exec *x, const kvr_op *op) {
     double *out = ref_at(x, op->dst) + (size_t)i * (size_t)D;
     memset(out, 0, (size_t)D * sizeof *out);
     for (int part = 0; part < 2; part++) {
-      const double *from = row_at(x, KVR_BUF_PART_OUT, op->rank, part, 0) + (size_t)i * (size_t)D;
-      const double lse = row_at(x, KVR_BUF_PART_LSE, op->rank, part, 0)[i];
+      const double *from =
+          row_at(x, KVR_BUF_PART_OUT, op->rank, part, op->src.row) + (size_t)i * (size_t)D;
+      const double lse = row_at(x, KVR_BUF_PART_LSE, op->rank, part, op->src.row)[i];
       const double ml[2] = {lse, isinf(lse) ? 0.0 : 1.0};
       add_state(out, acc, from, ml, D);
     }

@@ -37,11 +37,11 @@ static int rows_of(kvr_buffer buffer, const kvr_bounds *b) {
   case KVR_BUF_Q_ALL:
   case KVR_BUF_PARTIAL: return all_rows;
   case KVR_BUF_RECEIVED: return gathered > INT32_MAX ? INT32_MAX : (int)gathered;
-  case KVR_BUF_STATE:
-  case KVR_BUF_PART_OUT:
-  case KVR_BUF_PART_LSE: return b->pass_rows;
+  case KVR_BUF_STATE: return b->pass_rows;
   case KVR_BUF_LANE_Q:
   case KVR_BUF_LANE_STATE: return b->lane_rows;
+  case KVR_BUF_PART_OUT:
+  case KVR_BUF_PART_LSE:
   case KVR_BUF_NEW:
   case KVR_BUF_Q:
   case KVR_BUF_OUT:

@@ -3,24 +3,24 @@
 #include "base/error.h"
 #include "strategy/ring_pass.h"
 
-static kvr_ref part_ref(int rank, int part, int rows) {
-  return kvr_make_ref(KVR_BUF_PART_OUT, rank, part, 0, rows);
+/* Parts use the rows of the output. */
+static kvr_ref part_ref(int rank, int part, const kvr_attend *a) {
+  return kvr_make_ref(KVR_BUF_PART_OUT, rank, part, a->q.row, a->q.rows);
 }
 
 static void finish_ring(const kvr_schedule *s, int rank, kvr_attend *a) {
   (void)s;
   a->finish = true;
-  a->dst = part_ref(rank, 0, a->rows.num);
+  a->dst = part_ref(rank, 0, a);
 }
 
 static kvr_status attend_current_and_merge(kvr_schedule *s, kvr_at at, int r) {
   kvr_attend a = kvr_attend_own(s, at, r);
   kvr_attend_current(s, r, &a);
   a.finish = true;
-  a.dst = part_ref(r, 1, a.rows.num);
+  a.dst = part_ref(r, 1, &a);
   KVR_TRY(kvr_build_attend(s, &a));
-  return kvr_build_merge(s, KVR_OP_MERGE_OUTPUTS, at, r, part_ref(r, KVR_ALL, a.rows.num),
-                         kvr_no_ref());
+  return kvr_build_merge(s, KVR_OP_MERGE_OUTPUTS, at, r, part_ref(r, KVR_ALL, &a), kvr_no_ref());
 }
 
 static kvr_status build(kvr_schedule *s) {

@@ -15,8 +15,8 @@ extern "C" {
 
 typedef struct kvr_cache kvr_cache;
 
-/* Allocates the pools (split over several buffers where the device's largest allocation is smaller).
- * The group is borrowed, the description copied. Owned; release with kvr_cache_destroy.
+/* Allocates the pools (split over several buffers where the device's largest allocation is
+ * smaller). The group is borrowed, the description copied. Owned; release with kvr_cache_destroy.
  * Errors: KVR_E_NULL, KVR_E_SHAPE, KVR_E_DTYPE, KVR_E_RANGE, KVR_E_OOM (budget), KVR_E_CL. */
 KVR_API kvr_status kvr_cache_create(kvr_group *group, const kvr_cache_desc *desc, kvr_cache **out);
 KVR_API void kvr_cache_destroy(kvr_cache *cache); /* accepts NULL */
@@ -30,8 +30,9 @@ KVR_API kvr_status kvr_cache_add(kvr_cache *cache, int *out_id);
  * Errors: KVR_E_CAPACITY naming pages needed and free; nothing is taken then. */
 KVR_API kvr_status kvr_cache_reserve(kvr_cache *cache, int id, int num_tokens);
 /* Uses the caller's block table (num_entries) (copied). Such pages are the caller's to manage; they
- * leave the free list. Errors: KVR_E_TABLE for a page out of range, named twice, or in use by another
- * request; entries past what num_tokens of later steps need are never read, so pass only used ones. */
+ * leave the free list. Errors: KVR_E_TABLE for a page out of range, named twice, or in use by
+ * another request; entries past what num_tokens of later steps need are never read, so pass only
+ * used ones. */
 KVR_API kvr_status kvr_cache_set_table(kvr_cache *cache, int id, const int *table, int num_entries);
 /* A new request that shares the first num_tokens tokens of id. num_tokens must fill whole pages on
  * every rank. Errors: KVR_E_RANGE naming the nearest smaller length that does. */
@@ -41,22 +42,24 @@ KVR_API kvr_status kvr_cache_release(kvr_cache *cache, int id);
 
 /* Tokens in the cache [tokens]; -1 for an unknown id. */
 KVR_API int kvr_cache_length(const kvr_cache *cache, int id);
-/* Forgets tokens past num_tokens (no page is freed). Errors: KVR_E_RANGE when it is longer than now. */
+/* Forgets tokens past num_tokens (no page is freed). Errors: KVR_E_RANGE when it is longer than
+ * now. */
 KVR_API kvr_status kvr_cache_truncate(kvr_cache *cache, int id, int num_tokens);
 KVR_API int kvr_cache_num_free_pages(const kvr_cache *cache);
 /* Block table of a request (borrowed, valid until it changes) and its number of entries. */
 KVR_API const int *kvr_cache_table(const kvr_cache *cache, int id, int *num_entries);
 
-/* Appends num_tokens rows from the host without attention: k, v (num_tokens, num_kv_heads, head_dim)
- * dense, in the cache's dtype. Blocking. Errors: KVR_E_NULL, KVR_E_RANGE, KVR_E_CAPACITY, KVR_E_CL. */
+/* Appends num_tokens rows from the host without attention: k, v (num_tokens, num_kv_heads,
+ * head_dim) dense, in the cache's dtype. Blocking. Errors: KVR_E_NULL, KVR_E_RANGE, KVR_E_CAPACITY,
+ * KVR_E_CL. */
 KVR_API kvr_status kvr_cache_append(kvr_cache *cache, int id, const void *k, const void *v,
                                     int num_tokens);
 /* Reads rows of positions [first, first + num_tokens) back in position order, bit-exact:
  * k, v (num_tokens, num_kv_heads, head_dim). Blocking. */
-KVR_API kvr_status kvr_cache_read(const kvr_cache *cache, int id, int first, int num_tokens, void *k,
-                                  void *v);
-/* Raw bytes of one rank's whole pool, (num_pages, page_size, 2 * num_kv_heads, head_dim), from or to
- * the host; for tests and checkpoints. Blocking. Errors: KVR_E_RANGE when size differs. */
+KVR_API kvr_status kvr_cache_read(const kvr_cache *cache, int id, int first, int num_tokens,
+                                  void *k, void *v);
+/* Raw bytes of one rank's whole pool, (num_pages, page_size, 2 * num_kv_heads, head_dim), from or
+ * to the host; for tests and checkpoints. Blocking. Errors: KVR_E_RANGE when size differs. */
 KVR_API kvr_status kvr_cache_export(const kvr_cache *cache, int rank, void *bytes, size_t size);
 KVR_API kvr_status kvr_cache_import(kvr_cache *cache, int rank, const void *bytes, size_t size);
 /* Bytes of one rank's pool. */

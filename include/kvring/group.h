@@ -19,7 +19,8 @@ typedef struct kvr_group_desc {
   /* Devices as a comma separated list; ranks take them in turn. NULL or "": the first usable
    * device of the first platform that has one. One entry is PLATFORM.DEVICE (indices as printed by
    * `kvring devices`), or part of a device or platform name, optionally followed by "/N": that
-   * device cut into N sub-devices of equal size ("/0": one per rank). All must share one platform. */
+   * device cut into N sub-devices of equal size ("/0": one per rank). All must share one platform.
+   */
   const char *devices;
   int copy_queue;       /* 1: a second in-order queue per rank for copies */
   size_t memory_budget; /* bytes each rank may allocate, cache included; 0: the device's memory

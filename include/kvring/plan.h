@@ -69,8 +69,9 @@ typedef struct kvr_plan_info {
 } kvr_plan_info;
 
 /* Allocates every buffer that steps within the limits need and builds the kernels.
- * group and cache are borrowed and must outlive the session. Owned; release with kvr_session_destroy.
- * Errors: KVR_E_NULL, KVR_E_SHAPE, KVR_E_RANGE, KVR_E_OOM naming bytes needed and budget, KVR_E_CL. */
+ * group and cache are borrowed and must outlive the session. Owned; release with
+ * kvr_session_destroy. Errors: KVR_E_NULL, KVR_E_SHAPE, KVR_E_RANGE, KVR_E_OOM naming bytes needed
+ * and budget, KVR_E_CL. */
 KVR_API kvr_status kvr_session_create(kvr_group *group, kvr_cache *cache, const kvr_limits *limits,
                                       kvr_session **out);
 KVR_API void kvr_session_destroy(kvr_session *session); /* accepts NULL */
@@ -84,10 +85,10 @@ KVR_API size_t kvr_session_bytes(const kvr_session *session);
  *   options  NULL for defaults (copied)
  *   out      the new plan, NULL on failure; release with kvr_plan_destroy (owned)
  *
- * Errors: those of kvr_problem_check; KVR_E_LAYOUT if the problem's cache differs from the session's;
- * KVR_E_CAPACITY beyond the limits or a block table too short (needed and present entries);
- * KVR_E_STATE if num_cached is not the request's length; KVR_E_OOM if the memory gate refuses the
- * strategy that was asked for. */
+ * Errors: those of kvr_problem_check; KVR_E_LAYOUT if the problem's cache differs from the
+ * session's; KVR_E_CAPACITY beyond the limits or a block table too short (needed and present
+ * entries); KVR_E_STATE if num_cached is not the request's length; KVR_E_OOM if the memory gate
+ * refuses the strategy that was asked for. */
 KVR_API kvr_status kvr_plan_create(kvr_session *session, const kvr_problem *problem,
                                    const kvr_options *options, kvr_plan **out);
 KVR_API void kvr_plan_destroy(kvr_plan *plan); /* accepts NULL; waits if in flight */
@@ -118,8 +119,9 @@ KVR_API kvr_status kvr_choose(const kvr_problem *problem, const kvr_options *opt
                               const char **out_name, char *reason, size_t reason_size);
 
 /* Merges two partial results over disjoint keys into one, on the host:
- * out (rows, dim), lse (rows), natural log. A partial with lse = -inf is not read, so it may hold NaN.
- * out_a/lse_a may alias out/lse. Source: SPEC of online softmax merging, e.g. arXiv:2501.01005. */
+ * out (rows, dim), lse (rows), natural log. A partial with lse = -inf is not read, so it may hold
+ * NaN. out_a/lse_a may alias out/lse. Source: SPEC of online softmax merging, e.g.
+ * arXiv:2501.01005. */
 KVR_API kvr_status kvr_merge_states(const float *out_a, const float *lse_a, const float *out_b,
                                     const float *lse_b, int rows, int dim, float *out, float *lse);
 

@@ -1,0 +1,18 @@
+/* The inside of a session, shared by the files of the API. */
+#ifndef KVR_API_SESSION_H
+#define KVR_API_SESSION_H
+
+#include "exec/exec_cl.h"
+
+struct kvr_session {
+  kvr_group *group; /* borrowed */
+  kvr_cache *cache; /* borrowed */
+  kvr_exec *exec;
+  int num_q_heads, max_requests, max_table_entries;
+  kvr_dtype out_dtype;
+  kvr_footprint footprint;
+  unsigned strategies; /* bit i: kvr_strategy_get(i) may be used */
+  kvr_plan *in_flight;
+};
+
+#endif

@@ -1,0 +1,77 @@
+/* The inside of the device executor, shared by its files. */
+#ifndef KVR_EXEC_EXEC_H
+#define KVR_EXEC_EXEC_H
+
+#include "device/variant.h"
+#include "exec/exec_cl.h"
+
+enum { KVR_MAX_VARIANTS = 8, KVR_MAX_MEMORIES = 4 };
+
+/* Kernels of one device. Ranks on the same device share them; one thread at a time uses a session.
+ */
+typedef struct kvr_kernels {
+  cl_program attend_program[KVR_NUM_DTYPES][KVR_MAX_VARIANTS]; /* by output type */
+  cl_kernel attend[KVR_NUM_DTYPES][KVR_MAX_VARIANTS];
+  cl_program merge_program[KVR_NUM_DTYPES], rows_program;
+  cl_kernel merge_states[KVR_NUM_DTYPES], merge_outputs[KVR_NUM_DTYPES];
+  cl_kernel stage, cache_write;
+} kvr_kernels;
+
+typedef struct kvr_rank_exec {
+  cl_mem *memory[KVR_NUM_BUFFERS]; /* (footprint.memories) */
+  cl_mem *tables;                  /* (max_requests): (max_table_entries) ints each */
+  kvr_kernels *kernels;            /* owned by the first rank on the device */
+  bool owns_kernels;
+  bool dirty[2];        /* compute, copy queue: commands since its last flush */
+  cl_event input_ready; /* of the step in flight */
+} kvr_rank_exec;
+
+struct kvr_exec {
+  kvr_group *group;
+  kvr_cache *cache;
+  kvr_exec_desc desc;
+  kvr_row_bytes row_bytes;
+  kvr_rank_exec *ranks;
+  size_t bytes; /* of one rank */
+  /* the step in flight */
+  const kvr_schedule *schedule;
+  kvr_trace_record *records;
+  cl_event *events; /* (num_ops); NULL before enqueueing and once harvested */
+  cl_event *waits;  /* scratch: wait list */
+  cl_uint num_waits, cap_waits;
+  cl_event *sinks; /* (num_sinks) ends of the step that no op waits for */
+  int *sink_ranks;
+  int num_sinks, cap_sinks;
+  int num_enqueued, num_harvested;
+};
+
+/* kernels.c */
+kvr_status kvr_exec_create_kernels(kvr_exec *exec);
+void kvr_exec_destroy_kernels(kvr_exec *exec);
+
+/* queue.c: which queue, wait lists, flushing */
+int kvr_exec_queue_of(const kvr_exec *exec, const kvr_op *op); /* 0 compute, 1 copy */
+cl_command_queue kvr_exec_queue(const kvr_exec *exec, int rank, int queue);
+/* Starts an empty wait list; adds to it (NULL is skipped). */
+void kvr_exec_waits_clear(kvr_exec *exec);
+kvr_status kvr_exec_waits_add(kvr_exec *exec, cl_event event);
+static inline const cl_event *kvr_exec_waits(const kvr_exec *exec) {
+  return exec->num_waits > 0 ? exec->waits : NULL;
+}
+/* Remembers an event that the end of the step must wait for (taken over). */
+kvr_status kvr_exec_add_sink(kvr_exec *exec, int rank, cl_event event);
+kvr_status kvr_exec_flush(kvr_exec *exec, int rank, int queue);
+
+/* launch.c: one op, after the current wait list; *event is owned by the caller */
+kvr_status kvr_exec_launch(kvr_exec *exec, const kvr_op *op, cl_event *event);
+
+/* io.c */
+kvr_status kvr_exec_upload(kvr_exec *exec, const kvr_io *io, cl_uint num_waits,
+                           const cl_event *waits);
+kvr_status kvr_exec_download(kvr_exec *exec, const kvr_io *io);
+
+static inline cl_mem kvr_exec_memory(const kvr_exec *exec, kvr_ref ref) {
+  return exec->ranks[ref.rank].memory[ref.buffer][kvr_ref_memory(ref)];
+}
+
+#endif

@@ -1,0 +1,102 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "device/cl_error.h"
+#include "device/program.h"
+#include "exec/exec.h"
+
+static kvr_status make_kernel(cl_program program, const char *name, cl_kernel *out) {
+  cl_int code;
+  *out = clCreateKernel(program, name, &code);
+  return kvr_cl_check(code, "clCreateKernel");
+}
+
+static kvr_status build_rows(kvr_exec *exec, int rank, kvr_kernels *k) {
+  KVR_TRY(kvr_program_create(exec->group, rank, "rows.cl", "", &k->rows_program));
+  KVR_TRY(make_kernel(k->rows_program, "kvr_stage", &k->stage));
+  return make_kernel(k->rows_program, "kvr_cache_write", &k->cache_write);
+}
+
+kvr_status kvr_exec_create_kernels(kvr_exec *exec) {
+  const kvr_group *group = exec->group;
+  for (int r = 0; r < group->num_ranks; r++) {
+    for (int other = 0; other < r; other++)
+      if (group->ranks[other].device == group->ranks[r].device)
+        exec->ranks[r].kernels = exec->ranks[other].kernels;
+    if (exec->ranks[r].kernels != NULL) continue;
+    exec->ranks[r].kernels = calloc(1, sizeof *exec->ranks[r].kernels);
+    if (exec->ranks[r].kernels == NULL) return kvr_fail(KVR_E_OOM, "no host memory for kernels");
+    exec->ranks[r].owns_kernels = true;
+    KVR_TRY(build_rows(exec, r, exec->ranks[r].kernels));
+  }
+  return KVR_OK;
+}
+
+static void release_kernel(cl_kernel kernel) {
+  if (kernel != NULL) clReleaseKernel(kernel);
+}
+
+static void release_program(cl_program program) {
+  if (program != NULL) clReleaseProgram(program);
+}
+
+static void destroy(kvr_kernels *k) {
+  for (int t = 0; t < KVR_NUM_DTYPES; t++) {
+    for (int v = 0; v < KVR_MAX_VARIANTS; v++) {
+      release_kernel(k->attend[t][v]);
+      release_program(k->attend_program[t][v]);
+    }
+    release_kernel(k->merge_states[t]);
+    release_kernel(k->merge_outputs[t]);
+    release_program(k->merge_program[t]);
+  }
+  release_kernel(k->stage);
+  release_kernel(k->cache_write);
+  release_program(k->rows_program);
+  free(k);
+}
+
+void kvr_exec_destroy_kernels(kvr_exec *exec) {
+  for (int r = 0; r < exec->group->num_ranks; r++)
+    if (exec->ranks[r].owns_kernels) destroy(exec->ranks[r].kernels);
+}
+
+/* ---- by output type ---- */
+
+static kvr_status build_attend(kvr_exec *exec, int rank, kvr_dtype out, int variant) {
+  kvr_kernels *k = exec->ranks[rank].kernels;
+  char options[256];
+  if (k->attend[out][variant] != NULL) return KVR_OK;
+  if (!kvr_variant_options(variant, kvr_cache_describe(exec->cache), out, options, sizeof options))
+    return kvr_fail(KVR_E_RANGE, "build options of variant %d do not fit", variant);
+  KVR_TRY(kvr_program_create(exec->group, rank, "attend.cl", options,
+                             &k->attend_program[out][variant]));
+  return make_kernel(k->attend_program[out][variant], "kvr_attend", &k->attend[out][variant]);
+}
+
+static kvr_status build_merge(kvr_exec *exec, int rank, kvr_dtype out) {
+  kvr_kernels *k = exec->ranks[rank].kernels;
+  char options[64];
+  if (k->merge_outputs[out] != NULL) return KVR_OK;
+  snprintf(options, sizeof options, "-DHEAD_DIM=%d -DOUT_DTYPE=%d",
+           kvr_cache_describe(exec->cache)->head_dim, (int)out);
+  KVR_TRY(kvr_program_create(exec->group, rank, "merge.cl", options, &k->merge_program[out]));
+  KVR_TRY(make_kernel(k->merge_program[out], "kvr_merge_states", &k->merge_states[out]));
+  return make_kernel(k->merge_program[out], "kvr_merge_outputs", &k->merge_outputs[out]);
+}
+
+static kvr_status build_type(kvr_exec *exec, kvr_dtype out) {
+  for (int r = 0; r < exec->group->num_ranks; r++) {
+    if (!exec->ranks[r].owns_kernels) continue;
+    for (int v = 0; v < kvr_num_variants(); v++) KVR_TRY(build_attend(exec, r, out, v));
+    KVR_TRY(build_merge(exec, r, out));
+  }
+  return KVR_OK;
+}
+
+kvr_status kvr_exec_build(kvr_exec *exec, kvr_dtype out_dtype) {
+  KVR_TRY(build_type(exec, out_dtype));
+  /* The two-launch ring writes its partial outputs in f32 whatever the output type is. */
+  return exec->desc.footprint.memories[KVR_BUF_PART_OUT] > 0 ? build_type(exec, KVR_F32) : KVR_OK;
+}
