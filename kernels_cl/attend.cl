@@ -1,0 +1,437 @@
+/* kvr_attend: attention of query rows to one stretch of keys, with carried state (flash attention).
+ *
+ *   S = scale Q K^T      P = 2^(S - m)      acc = 2^(m_old - m) acc + P V      out = acc / l
+ *
+ * One work-item owns one KV head and a tile of ROW_TILE packed rows: the `group` query heads of a
+ * KV head are rows too, so packed row p is token p / group, head h * group + p % group.
+ *
+ *               row panels, ROWS each            Per block of BLOCK keys, in private memory:
+ *              +------+------+-- ROW_TILE         1. pack K and V as f32; V in panels of dims
+ *     q^T   D  |      |      |                    2. scores: 8 keys x ROWS rows in registers
+ *              +------+------+                    3. running softmax, a lane per row
+ *     k   D    :      :      :                    4. P V: 8 rows x 2 or 3 vectors of dims in
+ *   +-------+  +------+------+                       registers, added to acc
+ *   | BLOCK |  | 8 x  | ...  |  scores, P
+ *   +-------+  +------+------+
+ *
+ * Keys come from up to three spans of the axis (ring, head run, tail run), each trimmed to what the
+ * tile can see; a block may take keys of several spans. Every key has a token number and every row
+ * sees tokens up to its own, so masks cost something only where both kinds meet in 8 keys.
+ * Keys that do not exist are packed as zeros, and neither they nor masked keys reach a result.
+ *
+ * NDRange: global (ceil(num_rows * group / ROW_TILE), num_kv_heads), local (1, 1).
+ * Private memory: about 4 * (2 ROW_TILE + 2 BLOCK) * D + 4 * ROW_TILE * BLOCK bytes.
+ *
+ *   q, out     [row][NQ][D]           ring, cur  [row][2 NKV][D]: K0 V0 K1 V1 ..
+ *   state row  acc [NQ][D], (m, l) [NQ][2]; m in base 2
+ *   lse        [row][NQ], natural logarithm; -inf where a row saw nothing (out is then 0) */
+
+#ifndef HEAD_DIM /* D, 1..512 */
+#define HEAD_DIM 128
+#endif
+#ifndef KV_DTYPE /* of q and cache rows: 0 f32, 1 f16, 2 bf16 */
+#define KV_DTYPE 0
+#endif
+#ifndef OUT_DTYPE /* of out: 0 f32, 1 f16, 2 bf16 */
+#define OUT_DTYPE 0
+#endif
+#ifndef ROW_TILE /* packed rows of a work-item: 16 or a multiple of 32 */
+#define ROW_TILE 128
+#endif
+#ifndef BLOCK /* keys packed at a time, a multiple of 8 */
+#define BLOCK 128
+#endif
+
+#define LANES 16
+#define KEYS 8                           /* keys of a score micro-tile */
+#define ROW_VECS (ROW_TILE < 32 ? 1 : 2) /* vectors of a row panel */
+#define ROWS (LANES * ROW_VECS)          /* rows of a panel */
+#define ROW_PANELS (ROW_TILE / ROWS)
+#define OUT_ROWS 8 /* rows of a P V micro-tile */
+#define DIM_VECS ((HEAD_DIM + LANES - 1) / LANES)
+#define WHOLE_VECS (HEAD_DIM / LANES)
+/* Dim panels are 2 vectors wide; an odd last vector makes the last panel 3 wide (or 1, if alone).
+ */
+#define NARROW_PANELS (DIM_VECS % 2 == 0 ? DIM_VECS / 2 : DIM_VECS == 1 ? 0 : (DIM_VECS - 3) / 2)
+#define LAST_VECS (DIM_VECS - 2 * NARROW_PANELS) /* 0, 1 or 3 */
+
+#define UNROLL _Pragma("unroll")
+#define INT_LAST 0x7fffffff
+
+#if KV_DTYPE == 0
+typedef float kv_type;
+static inline float16 load16(__global const kv_type *p) { return vload16(0, p); }
+static inline float load1(__global const kv_type *p) { return *p; }
+#elif KV_DTYPE == 1
+typedef half kv_type;
+static inline float16 load16(__global const kv_type *p) { return vload_half16(0, p); }
+static inline float load1(__global const kv_type *p) { return vload_half(0, p); }
+#else
+typedef ushort kv_type;
+static inline float16 load16(__global const kv_type *p) {
+  return as_float16(convert_uint16(vload16(0, p)) << 16);
+}
+static inline float load1(__global const kv_type *p) { return as_float((uint)*p << 16); }
+#endif
+
+#if OUT_DTYPE == 0
+typedef float out_type;
+static inline void store_out(float x, __global out_type *p) { *p = x; }
+#elif OUT_DTYPE == 1
+typedef half out_type;
+static inline void store_out(float x, __global out_type *p) { vstore_half_rte(x, 0, p); }
+#else
+typedef ushort out_type;
+static inline void store_out(float x, __global out_type *p) {
+  const uint u = as_uint(x);
+  *p = isnan(x) ? (ushort)(u >> 16 | 64) : (ushort)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+#endif
+
+/* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0, exactly 0 below -127, NaN stays NaN. */
+static inline float16 exp2_neg(float16 x) {
+  x = x < -127.0f ? (float16)(-127.0f) : x;
+  const float16 t = x + 12582912.0f; /* 1.5 * 2^23: the nearest integer in the low bits */
+  const float16 f = x - (t - 12582912.0f);
+  float16 p = (float16)(1.32647274e-3f);
+  p = p * f + 9.67151297e-3f;
+  p = p * f + 5.55073375e-2f;
+  p = p * f + 2.40222421e-1f;
+  p = p * f + 6.93146978e-1f;
+  p = p * f + 1.0f;
+  return as_float16(as_int16(p) + (as_int16(t) << 23));
+}
+
+/* Keys x in [begin, end) of the axis, token number `token` at begin. */
+typedef struct span {
+  int begin;
+  int end;
+  int token;
+} span;
+
+/* What tokens up to `last` can see of the run of new keys u.. that starts at token `token`. */
+static inline span key_run(int u, int end, int token, int last, const kvr_attend_args a) {
+  const int begin = a.ring_end + u;
+  const int num_keys = max(end - begin, 0);
+  const int seen = a.causal ? clamp(last - token + 1, 0, num_keys) : num_keys;
+  const int skip = max(max(a.lower, 0) - begin, 0);
+  const span s = {begin + skip, begin + seen, token + skip};
+  return s;
+}
+
+/* A block of keys as f32. */
+typedef struct block {
+  float16 k[BLOCK][DIM_VECS];
+  float16 v[BLOCK * DIM_VECS]; /* dim panels, [BLOCK][vectors] each */
+  int token[BLOCK];            /* -INT_LAST where every row sees the key, INT_LAST past the end */
+  int last[BLOCK / KEYS];      /* largest token of KEYS keys */
+  int num_keys;
+  int strange_v; /* some value is Inf or NaN: it must not meet a zero probability */
+} block;
+
+static inline int v_index(int key, int vec) {
+  const int panel = min(vec / 2, NARROW_PANELS);
+  const int vecs = panel < NARROW_PANELS ? 2 : LAST_VECS;
+  return panel * 2 * BLOCK + key * vecs + vec - panel * 2;
+}
+
+static inline float16 load_tail(__global const kv_type *p) {
+  float16 x = (float16)(0.0f);
+  for (int d = 0; d < HEAD_DIM % LANES; d++) ((float *)&x)[d] = load1(p + d);
+  return x;
+}
+
+static inline void pack_key(block *b, int key, int token, __global const kv_type *k) {
+  __global const kv_type *v = k + HEAD_DIM;
+  uint16 top = (uint16)(0);
+  for (int i = 0; i < WHOLE_VECS; i++) {
+    b->k[key][i] = load16(k + i * LANES);
+    const float16 x = load16(v + i * LANES);
+    b->v[v_index(key, i)] = x;
+    top = max(top, as_uint16(x) & 0x7fffffffu);
+  }
+  if (WHOLE_VECS < DIM_VECS) {
+    b->k[key][DIM_VECS - 1] = load_tail(k + WHOLE_VECS * LANES);
+    const float16 x = load_tail(v + WHOLE_VECS * LANES);
+    b->v[v_index(key, DIM_VECS - 1)] = x;
+    top = max(top, as_uint16(x) & 0x7fffffffu);
+  }
+  b->strange_v |= any(top >= 0x7f800000u);
+  b->token[key] = token;
+}
+
+/* Takes up to BLOCK keys off the spans. */
+static inline void pack_block(block *b, span *spans, int h, __global const kv_type *ring,
+                              __global const kv_type *cur, const kvr_attend_args a) {
+  const size_t stride = (size_t)2 * a.num_kv_heads * HEAD_DIM;
+  int n = 0;
+  b->strange_v = 0;
+  for (int s = 0; s < 3; s++) {
+    __global const kv_type *base =
+        s == 0 ? ring + (size_t)a.ring_row * stride : cur + (size_t)a.cur_row * stride;
+    const int x0 = s == 0 ? 0 : a.ring_end;
+    for (; n < BLOCK && spans[s].begin < spans[s].end; n++) {
+      const int everyone = s == 0 || !a.causal;
+      pack_key(b, n, everyone ? -INT_LAST : spans[s].token,
+               base + (size_t)(spans[s].begin - x0) * stride + (size_t)2 * h * HEAD_DIM);
+      spans[s].begin++;
+      spans[s].token++;
+    }
+  }
+  b->num_keys = n;
+  for (; n % KEYS != 0; n++) {
+    for (int i = 0; i < DIM_VECS; i++) b->k[n][i] = (float16)(0.0f);
+    b->token[n] = INT_LAST;
+  }
+  for (int i = 0; i < n; i += KEYS) {
+    int last = -INT_LAST;
+    UNROLL for (int j = 0; j < KEYS; j++) last = max(last, b->token[i + j]);
+    b->last[i / KEYS] = last;
+  }
+}
+
+/* Running state of a tile, a lane per row. */
+typedef struct rows {
+  float16 q[ROW_PANELS][HEAD_DIM][ROW_VECS]; /* transposed, times scale */
+  float16 s[ROW_PANELS][BLOCK][ROW_VECS];    /* scores, then probabilities */
+  float16 m[ROW_PANELS][ROW_VECS];
+  float16 l[ROW_PANELS][ROW_VECS];
+  float16 alpha[ROW_PANELS][ROW_VECS]; /* what the block's new maximum does to acc */
+  int16 token[ROW_PANELS][ROW_VECS];
+  float16 acc[ROW_TILE][DIM_VECS];
+  int first_token; /* of the rows in use */
+  int last_token;
+  int num_rows;
+} rows;
+
+/* Scores of a panel of rows with the block's keys; returns nothing, leaves the maximum in top. */
+static inline void score_panel(rows *r, const block *b, int panel, float16 top[ROW_VECS]) {
+  const float16 *restrict q = r->q[panel][0];
+  for (int key = 0; key < b->num_keys; key += KEYS) {
+    const float *restrict k = (const float *)b->k[key];
+    float16 s[KEYS][ROW_VECS];
+    UNROLL for (int j = 0; j < KEYS; j++) {
+      UNROLL for (int i = 0; i < ROW_VECS; i++) s[j][i] = (float16)(0.0f);
+    }
+    _Pragma("clang loop unroll_count(2)") for (int d = 0; d < HEAD_DIM; d++) {
+      UNROLL for (int j = 0; j < KEYS; j++) {
+        const float16 kd = (float16)(k[j * DIM_VECS * LANES + d]);
+        UNROLL for (int i = 0; i < ROW_VECS; i++) s[j][i] = kd * q[d * ROW_VECS + i] + s[j][i];
+      }
+    }
+    if (b->last[key / KEYS] > r->first_token) {
+      UNROLL for (int j = 0; j < KEYS; j++) {
+        UNROLL for (int i = 0; i < ROW_VECS; i++) {
+          s[j][i] =
+              (int16)(b->token[key + j]) <= r->token[panel][i] ? s[j][i] : (float16)(-INFINITY);
+        }
+      }
+    }
+    UNROLL for (int j = 0; j < KEYS; j++) {
+      UNROLL for (int i = 0; i < ROW_VECS; i++) {
+        top[i] = s[j][i] < top[i] ? top[i] : s[j][i];
+        r->s[panel][key + j][i] = s[j][i];
+      }
+    }
+  }
+}
+
+/* Scores of a panel become probabilities relative to the new maximum; m, l and alpha follow. */
+static inline void softmax_panel(rows *r, const block *b, int panel, const float16 top[ROW_VECS]) {
+  float16 base[ROW_VECS];
+  float16 sum[ROW_VECS];
+  UNROLL for (int i = 0; i < ROW_VECS; i++) {
+    /* A row that has seen nothing: -inf - 0 gives 0, where -inf - -inf would give NaN. */
+    base[i] = top[i] == -INFINITY ? (float16)(0.0f) : top[i];
+    r->alpha[panel][i] = exp2_neg(r->m[panel][i] - base[i]);
+    r->m[panel][i] = top[i];
+    sum[i] = r->l[panel][i] * r->alpha[panel][i];
+  }
+  _Pragma("clang loop unroll_count(2)") for (int key = 0; key < b->num_keys; key++) {
+    UNROLL for (int i = 0; i < ROW_VECS; i++) {
+      const float16 p = exp2_neg(r->s[panel][key][i] - base[i]);
+      r->s[panel][key][i] = p;
+      sum[i] = sum[i] + p;
+    }
+  }
+  UNROLL for (int i = 0; i < ROW_VECS; i++) r->l[panel][i] = sum[i];
+}
+
+/* acc = alpha acc + P V for OUT_ROWS rows and VECS vectors of dims. */
+#define DEFINE_WEIGH(NAME, VECS)                                                                   \
+  static inline void NAME(float16 *restrict acc, const float *restrict alpha,                      \
+                          const float *restrict p, const float16 *restrict v, int num_keys) {      \
+    float16 o[OUT_ROWS][VECS];                                                                     \
+    UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                    \
+      UNROLL for (int i = 0; i < VECS; i++) o[r][i] = acc[r * DIM_VECS + i] * (float16)(alpha[r]); \
+    }                                                                                              \
+    _Pragma("clang loop unroll_count(2)") for (int key = 0; key < num_keys; key++) {               \
+      UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                  \
+        const float16 pr = (float16)(p[key * ROWS + r]);                                           \
+        UNROLL for (int i = 0; i < VECS; i++) o[r][i] = pr * v[key * VECS + i] + o[r][i];          \
+      }                                                                                            \
+    }                                                                                              \
+    UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                    \
+      UNROLL for (int i = 0; i < VECS; i++) acc[r * DIM_VECS + i] = o[r][i];                       \
+    }                                                                                              \
+  }
+DEFINE_WEIGH(weigh2, 2)
+#if LAST_VECS > 0
+DEFINE_WEIGH(weigh_last, LAST_VECS)
+#endif
+
+static inline void weigh_panel(rows *r, const block *b, int panel) {
+  for (int dims = 0; dims <= NARROW_PANELS; dims++) {
+    for (int row = 0; row < ROWS; row += OUT_ROWS) {
+      if (panel * ROWS + row >= r->num_rows) break;
+      float16 *acc = &r->acc[panel * ROWS + row][dims * 2];
+      const float *alpha = (const float *)r->alpha[panel] + row;
+      const float *p = (const float *)r->s[panel][0] + row;
+      const float16 *v = b->v + dims * 2 * BLOCK;
+      if (dims < NARROW_PANELS) {
+        weigh2(acc, alpha, p, v, b->num_keys);
+      } else {
+#if LAST_VECS > 0
+        weigh_last(acc, alpha, p, v, b->num_keys);
+#endif
+      }
+    }
+  }
+}
+
+/* The same when values hold Inf or NaN: they meet only rows that give them weight. */
+static inline void weigh_panel_guarded(rows *r, const block *b, int panel) {
+  for (int row = 0; row < ROWS && panel * ROWS + row < r->num_rows; row++) {
+    float16 *acc = r->acc[panel * ROWS + row];
+    const float alpha = ((const float *)r->alpha[panel])[row];
+    for (int i = 0; i < DIM_VECS; i++) acc[i] = acc[i] * alpha;
+    for (int key = 0; key < b->num_keys; key++) {
+      const float p = ((const float *)r->s[panel][key])[row];
+      if (p == 0.0f) continue;
+      for (int i = 0; i < DIM_VECS; i++) acc[i] = p * b->v[v_index(key, i)] + acc[i];
+    }
+  }
+}
+
+/* Where packed row p of KV head h lives. */
+typedef struct place {
+  int row; /* of the launch */
+  int head;
+} place;
+
+static inline place place_of(int p, int h, const kvr_attend_args a) {
+  const int group = a.num_q_heads / a.num_kv_heads;
+  place w = {p / group, h * group + p % group};
+  return w;
+}
+
+static inline __global float *state_of(__global float *state, int row, const kvr_attend_args a) {
+  return state + (size_t)(a.state_row + row) * a.num_q_heads * (HEAD_DIM + 2);
+}
+
+static inline void load_row(rows *r, int i, place w, __global const kv_type *q,
+                            __global float *state, const kvr_attend_args a) {
+  __global const kv_type *qr = q + ((size_t)(a.q_row + w.row) * a.num_q_heads + w.head) * HEAD_DIM;
+  float *qt = (float *)r->q[i / ROWS] + i % ROWS;
+  for (int v = 0; v < WHOLE_VECS; v++) {
+    const float16 x = load16(qr + v * LANES) * a.scale_log2;
+    UNROLL for (int d = 0; d < LANES; d++) qt[(v * LANES + d) * ROWS] = ((const float *)&x)[d];
+  }
+  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++) qt[d * ROWS] = load1(qr + d) * a.scale_log2;
+
+  const int token = kvr_run_token(w.row, a.row_split, a.row_t0, a.row_t1);
+  ((int *)r->token)[i] = token;
+  r->first_token = min(r->first_token, token);
+  r->last_token = max(r->last_token, token);
+
+  __global const float *from = state_of(state, w.row, a);
+  __global const float *ml = from + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
+  const int carried = a.carry_in && ml[0] != -INFINITY;
+  ((float *)r->m)[i] = carried ? ml[0] : -INFINITY;
+  ((float *)r->l)[i] = carried ? ml[1] : 0.0f;
+  from += (size_t)w.head * HEAD_DIM;
+  for (int v = 0; v < DIM_VECS; v++) r->acc[i][v] = (float16)(0.0f);
+  if (!carried) return;
+  for (int v = 0; v < WHOLE_VECS; v++) r->acc[i][v] = vload16(v, from);
+  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++) ((float *)r->acc[i])[d] = from[d];
+}
+
+/* Fills the panels in use; rows past the last one are zero queries that are never stored. */
+static inline void load_rows(rows *r, int p0, int h, __global const kv_type *q,
+                             __global float *state, const kvr_attend_args a) {
+  const int total = a.num_rows * (a.num_q_heads / a.num_kv_heads);
+  r->num_rows = min(ROW_TILE, total - p0);
+  r->first_token = INT_LAST;
+  r->last_token = -INT_LAST;
+  for (int i = 0; i < r->num_rows; i++) load_row(r, i, place_of(p0 + i, h, a), q, state, a);
+  for (int i = r->num_rows; i < (r->num_rows + ROWS - 1) / ROWS * ROWS; i++) {
+    for (int d = 0; d < HEAD_DIM; d++) ((float *)r->q[i / ROWS])[d * ROWS + i % ROWS] = 0.0f;
+    for (int v = 0; v < DIM_VECS; v++) r->acc[i][v] = (float16)(0.0f);
+    ((int *)r->token)[i] = INT_LAST - 1;
+    ((float *)r->m)[i] = -INFINITY;
+    ((float *)r->l)[i] = 0.0f;
+  }
+}
+
+static inline void store_state(const rows *r, int i, place w, __global float *state,
+                               const kvr_attend_args a) {
+  __global float *to = state_of(state, w.row, a);
+  __global float *ml = to + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
+  ml[0] = ((const float *)r->m)[i];
+  ml[1] = ((const float *)r->l)[i];
+  to += (size_t)w.head * HEAD_DIM;
+  for (int v = 0; v < WHOLE_VECS; v++) vstore16(r->acc[i][v], v, to);
+  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++) to[d] = ((const float *)r->acc[i])[d];
+}
+
+static inline void store_result(const rows *r, int i, place w, __global out_type *out,
+                                __global float *lse, const kvr_attend_args a) {
+  const size_t at = (size_t)(a.q_row + w.row) * a.num_q_heads + w.head;
+  const float m = ((const float *)r->m)[i];
+  const float l = ((const float *)r->l)[i];
+  lse[at] = l == 0.0f ? -INFINITY : m * 0.693147180559945f + log(l);
+  const float norm = l == 0.0f ? 1.0f : l;
+  for (int d = 0; d < HEAD_DIM; d++)
+    store_out(((const float *)r->acc[i])[d] / norm, out + at * HEAD_DIM + d);
+}
+
+__attribute__((reqd_work_group_size(1, 1, 1))) __kernel void
+kvr_attend(__global const kv_type *q, __global const kv_type *ring, __global const kv_type *cur,
+           __global float *state, __global out_type *out, __global float *lse,
+           const kvr_attend_args a) {
+  const int p0 = (int)get_group_id(0) * ROW_TILE;
+  const int h = (int)get_group_id(1);
+  rows r;
+  block b;
+
+  load_rows(&r, p0, h, q, state, a);
+
+  const int split = clamp(a.key_split, 0, INT_LAST - a.ring_end);
+  const int head_end = min(a.kv_end, a.ring_end + split);
+  span spans[3] = {{max(a.lower, 0), min(a.ring_end, a.kv_end), 0},
+                   key_run(0, head_end, a.key_t0, r.last_token, a),
+                   key_run(split, a.kv_end, a.key_t1 + split - a.key_split, r.last_token, a)};
+  for (;;) {
+    pack_block(&b, spans, h, ring, cur, a);
+    if (b.num_keys == 0) break;
+    const int guarded = b.strange_v;
+    for (int panel = 0; panel * ROWS < r.num_rows; panel++) {
+      float16 top[ROW_VECS];
+      UNROLL for (int i = 0; i < ROW_VECS; i++) top[i] = r.m[panel][i];
+      score_panel(&r, &b, panel, top);
+      softmax_panel(&r, &b, panel, top);
+      if (guarded)
+        weigh_panel_guarded(&r, &b, panel);
+      else
+        weigh_panel(&r, &b, panel);
+    }
+  }
+
+  for (int i = 0; i < r.num_rows; i++) {
+    const place w = place_of(p0 + i, h, a);
+    if (a.finish)
+      store_result(&r, i, w, out, lse, a);
+    else
+      store_state(&r, i, w, state, a);
+  }
+}
