@@ -15,8 +15,8 @@ static float float_of(uint32_t bits) {
   return value;
 }
 
-/* Below 2^-14 halves are spaced 2^-24 apart, so adding 0.5 lets the float adder do the rounding: one
- * ulp of 0.5 is 2^-24. */
+/* Below 2^-14 halves are spaced 2^-24 apart, so adding 0.5 lets the float adder do the rounding:
+ * one ulp of 0.5 is 2^-24. */
 static uint16_t subnormal_half(float magnitude) {
   return (uint16_t)(bits_of(magnitude + 0.5f) - bits_of(0.5f));
 }

@@ -11,12 +11,13 @@
 
 static kvr_status check_dims(const char *path, const cli_tensor *t) {
   if (t->num_dims != 3)
-    return kvr_fail(KVR_E_SHAPE, "%s: tensor '%s' has %d dimensions; it needs 3 (tokens, heads, head_dim)",
-                    path, t->name, t->num_dims);
+    return kvr_fail(KVR_E_SHAPE,
+                    "%s: tensor '%s' has %d dimensions; it needs 3 (tokens, heads, head_dim)", path,
+                    t->name, t->num_dims);
   for (int d = 0; d < 3; d++)
     if (t->shape[d] < 1 || t->shape[d] > INT_MAX)
-      return kvr_fail(KVR_E_SHAPE, "%s: dimension %d of tensor '%s' is %zu; it must be in 1..%d", path,
-                      d, t->name, t->shape[d], INT_MAX);
+      return kvr_fail(KVR_E_SHAPE, "%s: dimension %d of tensor '%s' is %zu; it must be in 1..%d",
+                      path, d, t->name, t->shape[d], INT_MAX);
   return KVR_OK;
 }
 
@@ -26,10 +27,10 @@ static kvr_status check_together(const char *path, const cli_data *x) {
     return kvr_fail(KVR_E_SHAPE, "%s: k is (%zu, %zu, %zu), but v is (%zu, %zu, %zu)", path,
                     k->shape[0], k->shape[1], k->shape[2], v->shape[0], v->shape[1], v->shape[2]);
   if (q->shape[0] != k->shape[0] || q->shape[2] != k->shape[2])
-    return kvr_fail(KVR_E_SHAPE,
-                    "%s: q is (%zu, %zu, %zu) and k (%zu, %zu, %zu); tokens and head_dim must agree",
-                    path, q->shape[0], q->shape[1], q->shape[2], k->shape[0], k->shape[1],
-                    k->shape[2]);
+    return kvr_fail(
+        KVR_E_SHAPE,
+        "%s: q is (%zu, %zu, %zu) and k (%zu, %zu, %zu); tokens and head_dim must agree", path,
+        q->shape[0], q->shape[1], q->shape[2], k->shape[0], k->shape[1], k->shape[2]);
   if (q->dtype != k->dtype || q->dtype != v->dtype)
     return kvr_fail(KVR_E_DTYPE, "%s: q is %s, k %s, v %s; they must have one dtype", path,
                     kvr_dtype_name(q->dtype), kvr_dtype_name(k->dtype), kvr_dtype_name(v->dtype));

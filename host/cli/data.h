@@ -11,11 +11,11 @@
 #define CLI_QUERY_SCALE 3.0f
 
 typedef struct cli_data {
-  const cli_shape *shape;      /* borrowed */
-  cli_safetensors *file;       /* NULL: synthetic */
-  cli_synthetic *synthetic;    /* NULL: from a file */
-  cli_tensor q, k, v;          /* of the file */
-  void *aligned[3];            /* copies of q, k, v where the file is not aligned */
+  const cli_shape *shape;            /* borrowed */
+  cli_safetensors *file;             /* NULL: synthetic */
+  cli_synthetic *synthetic;          /* NULL: from a file */
+  cli_tensor q, k, v;                /* of the file */
+  void *aligned[3];                  /* copies of q, k, v where the file is not aligned */
   void **synthetic_k, **synthetic_v; /* (num_requests), of each (L + S, num_kv_heads, head_dim) */
 } cli_data;
 

@@ -21,8 +21,9 @@ static void print_usage(FILE *out) {
                "Context-parallel attention with a KV cache sharded over ranks.\n\n");
   for (int i = 0; i < NUM_COMMANDS; i++)
     fprintf(out, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
-  fprintf(out, "\nkvring COMMAND --help lists the options of a command; --version prints %s.\n"
-               "Exit codes: 0 success, 1 failed or wrong result, 2 wrong usage.\n",
+  fprintf(out,
+          "\nkvring COMMAND --help lists the options of a command; --version prints %s.\n"
+          "Exit codes: 0 success, 1 failed or wrong result, 2 wrong usage.\n",
           kvr_version());
 }
 

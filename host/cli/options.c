@@ -47,7 +47,8 @@ static const option table[] = {
      "tokens already in the cache; without --tokens one chunk follows"},
     {"requests", "S:L,...", TEXT, AT(requests), NULL, 0, 0, SHAPE, false,
      "several requests, each of S new tokens after L cached ones"},
-    {"page-size", "N", INT, AT(page_size), "16", 1, INT_MAX, SHAPE, false, "tokens in a page of a rank"},
+    {"page-size", "N", INT, AT(page_size), "16", 1, INT_MAX, SHAPE, false,
+     "tokens in a page of a rank"},
     {"map", "MAP", TEXT, AT(map), "striped", 0, 0, SHAPE, false,
      "who stores which position: striped, paged, contiguous, or the interleave in tokens"},
     {"weights", "W,W,...", TEXT, AT(weights), NULL, 0, 0, SHAPE, false,
@@ -55,11 +56,13 @@ static const option table[] = {
     {"heads", "NQ", INT, AT(heads), "8", 1, INT_MAX, SHAPE, false, "query heads"},
     {"kv-heads", "NKV", INT, AT(kv_heads), "2", 1, INT_MAX, SHAPE, false, "KV heads"},
     {"head-dim", "D", INT, AT(head_dim), "128", 1, 512, SHAPE, false, "head dimension"},
-    {"dtype", "TYPE", DTYPE, AT(dtype), "f32", 0, 0, SHAPE, false, "of q, k, v and cache: f32, f16, bf16"},
+    {"dtype", "TYPE", DTYPE, AT(dtype), "f32", 0, 0, SHAPE, false,
+     "of q, k, v and cache: f32, f16, bf16"},
     {"out-dtype", "TYPE", DTYPE, AT(out_dtype), "f32", 0, 0, SHAPE, false, "of the output"},
     {"causal", "0|1", INT, AT(causal), "1", 0, 1, SHAPE, false,
      "1: a token sees new tokens up to itself; 0: all of its chunk"},
-    {"tile", "T", INT, AT(tile), "1024", 1, INT_MAX, SHAPE, false, "KV tokens in a block of the ring"},
+    {"tile", "T", INT, AT(tile), "1024", 1, INT_MAX, SHAPE, false,
+     "KV tokens in a block of the ring"},
     {"query-tile", "R", INT, AT(query_tile), "0", 0, INT_MAX, SHAPE, false,
      "query rows of a rank per pass of the ring; 0: all"},
     {"slots", "K", INT, AT(slots), "2", 2, 1024, SHAPE, false, "KV slots per rank"},
@@ -72,11 +75,16 @@ static const option table[] = {
      "safetensors with q (T, NQ, D), k and v (T, NKV, D); default: synthetic data"},
     {"output", "FILE", TEXT, AT(output), NULL, 0, 0, RUN, false,
      "safetensors to write out and lse to (of the first strategy that ran)"},
-    {"json", "FILE", TEXT, AT(json), NULL, 0, 0, ALL, false, "machine-readable result (- for stdout)"},
-    {"trace", "FILE", TEXT, AT(trace), NULL, 0, 0, RUN, false, "Chrome/Perfetto trace of the first run"},
-    {"op-log", "FILE", TEXT, AT(op_log), NULL, 0, 0, RUN, false, "one JSON line per op of the first run"},
-    {"quick", NULL, FLAG, AT(quick), NULL, 0, 0, CLI_CMD_CHECK, false, "about 200 configurations (default)"},
-    {"full", NULL, FLAG, AT(full), NULL, 0, 0, CLI_CMD_CHECK, false, "at least 2,000 configurations"},
+    {"json", "FILE", TEXT, AT(json), NULL, 0, 0, ALL, false,
+     "machine-readable result (- for stdout)"},
+    {"trace", "FILE", TEXT, AT(trace), NULL, 0, 0, RUN, false,
+     "Chrome/Perfetto trace of the first run"},
+    {"op-log", "FILE", TEXT, AT(op_log), NULL, 0, 0, RUN, false,
+     "one JSON line per op of the first run"},
+    {"quick", NULL, FLAG, AT(quick), NULL, 0, 0, CLI_CMD_CHECK, false,
+     "about 200 configurations (default)"},
+    {"full", NULL, FLAG, AT(full), NULL, 0, 0, CLI_CMD_CHECK, false,
+     "at least 2,000 configurations"},
     {"only", "K", INT, AT(only), "-1", -1, INT_MAX, CLI_CMD_CHECK, false,
      "just case K of this seed, as a failure report names it"},
     {"window", "W", INT, AT(window), "0", 0, INT_MAX, SHAPE, true, "sliding window"},
@@ -85,8 +93,10 @@ static const option table[] = {
     {"q-scale", "X", REAL, AT(q_scale), "1", 0, 0, SHAPE, true, "scale of quantised queries"},
     {"k-scale", "X", REAL, AT(k_scale), "1", 0, 0, SHAPE, true, "scale of quantised keys"},
     {"v-scale", "X", REAL, AT(v_scale), "1", 0, 0, SHAPE, true, "scale of quantised values"},
-    {"math", "auto|f32|bf16", TEXT, AT(math), "auto", 0, 0, SHAPE, true, "arithmetic of dot products"},
-    {"timeout", "S", INT, AT(timeout), "0", 0, INT_MAX, SHAPE, true, "seconds before a step is given up"},
+    {"math", "auto|f32|bf16", TEXT, AT(math), "auto", 0, 0, SHAPE, true,
+     "arithmetic of dot products"},
+    {"timeout", "S", INT, AT(timeout), "0", 0, INT_MAX, SHAPE, true,
+     "seconds before a step is given up"},
     {"help", NULL, FLAG, AT(help), NULL, 0, 0, ALL, false, "this text"},
 };
 
@@ -122,7 +132,8 @@ static int find(const char *name, size_t len) {
   return -1;
 }
 
-static kvr_status fail_unknown(const char *argument, const char *name, size_t len, unsigned command) {
+static kvr_status fail_unknown(const char *argument, const char *name, size_t len,
+                               unsigned command) {
   const char *candidates[NUM_OPTIONS];
   char word[41] = "";
   int num = 0;
@@ -154,7 +165,8 @@ static kvr_status parse_one(int left, char **argv, unsigned command, cli_options
   if (row < 0) return fail_unknown(word, name, len, command);
   const option *o = &table[row];
   if (!(o->commands & command))
-    return kvr_fail(KVR_E_RANGE, "--%s is no option of this command; --help lists its options", o->name);
+    return kvr_fail(KVR_E_RANGE, "--%s is no option of this command; --help lists its options",
+                    o->name);
   const char *text = equals != NULL ? equals + 1 : NULL;
   *used = 1;
   if (o->kind == FLAG && text != NULL)

@@ -15,8 +15,8 @@ kvr_status cli_parse_int(const char *what, const char *text, int min, int max, i
   errno = 0;
   const long long value = strtoll(text, &end, 10);
   if (end == text || *end != '\0' || text[0] == ' ')
-    return kvr_fail(KVR_E_RANGE, "%s is '%.40s', which is not a whole number; use %d..%d", what, text,
-                    min, max);
+    return kvr_fail(KVR_E_RANGE, "%s is '%.40s', which is not a whole number; use %d..%d", what,
+                    text, min, max);
   if (errno == ERANGE || value < min || value > max)
     return kvr_fail(KVR_E_RANGE, "%s is %.40s; it must be in %d..%d", what, text, min, max);
   *out = (int)value;
@@ -30,8 +30,7 @@ kvr_status cli_parse_seed(const char *what, const char *text, uint64_t *out) {
   if (text[0] < '0' || text[0] > '9' || *end != '\0')
     return kvr_fail(KVR_E_RANGE, "%s is '%.40s', which is not a whole number; use 0..2^64-1", what,
                     text);
-  if (errno == ERANGE)
-    return kvr_fail(KVR_E_RANGE, "%s is %.40s; the limit is 2^64-1", what, text);
+  if (errno == ERANGE) return kvr_fail(KVR_E_RANGE, "%s is %.40s; the limit is 2^64-1", what, text);
   *out = value;
   return KVR_OK;
 }
@@ -45,10 +44,12 @@ kvr_status cli_parse_bytes(const char *what, const char *text, size_t *out) {
   const char *unit = number && *end != '\0' ? strchr(units, *end) : NULL;
   const int shift = unit != NULL ? 10 * (int)(unit - units + 1) : 0;
   if (!number || strcmp(unit != NULL ? end + 1 : end, "") != 0)
-    return kvr_fail(KVR_E_RANGE, "%s is '%.40s', which is not a number of bytes; use e.g. 512M or 2G",
-                    what, text);
+    return kvr_fail(KVR_E_RANGE,
+                    "%s is '%.40s', which is not a number of bytes; use e.g. 512M or 2G", what,
+                    text);
   if (errno == ERANGE || value > (SIZE_MAX >> shift))
-    return kvr_fail(KVR_E_RANGE, "%s is %.40s; the limit is %zu bytes", what, text, (size_t)SIZE_MAX);
+    return kvr_fail(KVR_E_RANGE, "%s is %.40s; the limit is %zu bytes", what, text,
+                    (size_t)SIZE_MAX);
   *out = (size_t)value << shift;
   return KVR_OK;
 }

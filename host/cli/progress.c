@@ -26,8 +26,7 @@ void cli_progress_show(cli_progress *p, double done, double total) {
   for (int i = 0; i < WIDTH; i++) bar[i] = i < (int)(part * WIDTH) ? '#' : '.';
   bar[WIDTH] = '\0';
   fprintf(stderr, "\r%s [%s] %3.0f %%  %.0f s ", p->title, bar, part * 100, now - p->start);
-  if (part > 0.02)
-    fprintf(stderr, "of about %.0f s\033[K", (now - p->start) / part);
+  if (part > 0.02) fprintf(stderr, "of about %.0f s\033[K", (now - p->start) / part);
   fflush(stderr);
 }
 

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 typedef struct cli_progress {
-  const char *title; /* borrowed */
+  const char *title;  /* borrowed */
   double start, last; /* seconds */
   bool terminal, shown;
 } cli_progress;

@@ -1,5 +1,5 @@
-/* Blocks of KEYS keys are converted to double once and used by all rows; K is transposed, so that the
- * inner loops run over constant lengths and the compiler vectorises them. */
+/* Blocks of KEYS keys are converted to double once and used by all rows; K is transposed, so that
+ * the inner loops run over constant lengths and the compiler vectorises them. */
 #include "cli/reference.h"
 
 #include <math.h>
@@ -13,8 +13,8 @@
 enum { KEYS = 128, LANES = 16, MAX_DIM = 512 };
 
 typedef struct work {
-  double kt[MAX_DIM][KEYS];    /* keys of a block, transposed */
-  double v[KEYS][MAX_DIM];     /* values of a block, zero past head_dim and past the block */
+  double kt[MAX_DIM][KEYS]; /* keys of a block, transposed */
+  double v[KEYS][MAX_DIM];  /* values of a block, zero past head_dim and past the block */
   double score[KEYS];
   float row[MAX_DIM];
 } work;
@@ -182,7 +182,8 @@ void cli_compare_row(const cli_compared *c, cli_error *error) {
       /* 2^-25: half the spacing of the smallest halves. */
       const double extra = rounding > 0 ? fmax(0, off - rounding * fabs(ref) - 0x1p-25) : off;
       error->max_abs = worse(error->max_abs, off);
-      if (!(off == 0)) error->factor = worse(error->factor, tolerance > 0 ? extra / tolerance : HUGE_VAL);
+      if (!(off == 0))
+        error->factor = worse(error->factor, tolerance > 0 ? extra / tolerance : HUGE_VAL);
     }
   }
   const double lse = lse_error((double)c->lse, c->ref_lse);

@@ -35,9 +35,9 @@ double cli_max_abs(kvr_dtype dtype, const void *x, size_t num);
  * may be off by 2e-5 max|V| and by 1e-3 of the RMS of its reference row, plus the rounding of the
  * output's dtype; an LSE by 1e-5 relative to max(1, |LSE|). */
 typedef struct cli_error {
-  double max_abs;   /* largest |out - reference| */
-  double max_lse;   /* largest LSE error, relative to max(1, |LSE|) */
-  double factor;    /* largest error / tolerance; the result is right if <= 1 */
+  double max_abs; /* largest |out - reference| */
+  double max_lse; /* largest LSE error, relative to max(1, |LSE|) */
+  double factor;  /* largest error / tolerance; the result is right if <= 1 */
 } cli_error;
 
 /* One row and head: out (head_dim) in out_dtype with lse, against ref (head_dim) with ref_lse. */

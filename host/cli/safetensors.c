@@ -111,7 +111,8 @@ static kvr_status fail_missing(const cli_safetensors *file, const char *name) {
 static bool size_of(const cJSON *item, size_t *out) {
   if (!cJSON_IsNumber(item)) return false;
   const double value = item->valuedouble;
-  if (!(value >= 0 && value <= 9007199254740992.0) || value != (double)(uint64_t)value) return false;
+  if (!(value >= 0 && value <= 9007199254740992.0) || value != (double)(uint64_t)value)
+    return false;
   *out = (size_t)value;
   return true;
 }
@@ -134,8 +135,8 @@ static kvr_status read_shape(const cli_safetensors *file, const cJSON *item, cli
     return kvr_fail(KVR_E_IO, "%s: tensor '%s' has no shape", file->path, out->name);
   for (const cJSON *dim = shape->child; dim != NULL; dim = dim->next) {
     if (out->num_dims == CLI_MAX_DIMS)
-      return kvr_fail(KVR_E_IO, "%s: tensor '%s' has more than %d dimensions", file->path, out->name,
-                      CLI_MAX_DIMS);
+      return kvr_fail(KVR_E_IO, "%s: tensor '%s' has more than %d dimensions", file->path,
+                      out->name, CLI_MAX_DIMS);
     size_t *size = &out->shape[out->num_dims++];
     if (!size_of(dim, size))
       return kvr_fail(KVR_E_IO, "%s: dimension %d of tensor '%s' is not a size", file->path,
@@ -154,7 +155,8 @@ static kvr_status read_data(const cli_safetensors *file, const cJSON *item, cli_
       !size_of(cJSON_GetArrayItem(offsets, 1), &end))
     return kvr_fail(KVR_E_IO, "%s: tensor '%s' has no pair of data_offsets", file->path, out->name);
   if (begin > end || end > file->data_bytes)
-    return kvr_fail(KVR_E_IO, "%s: tensor '%s' is at bytes %zu to %zu, but the file holds %zu: truncated?",
+    return kvr_fail(KVR_E_IO,
+                    "%s: tensor '%s' is at bytes %zu to %zu, but the file holds %zu: truncated?",
                     file->path, out->name, begin, end, file->data_bytes);
   if (end - begin != out->bytes)
     return kvr_fail(KVR_E_IO, "%s: tensor '%s' has %zu bytes, but its shape needs %zu", file->path,

@@ -25,8 +25,8 @@ typedef struct cli_safetensors cli_safetensors;
 kvr_status cli_safetensors_open(const char *path, cli_safetensors **out);
 void cli_safetensors_close(cli_safetensors *file); /* accepts NULL */
 
-/* Finds an F32, F16 or BF16 tensor. Errors: KVR_E_IO if it is missing (naming those that exist), has
- * another type, or a shape or offsets that do not fit the file. */
+/* Finds an F32, F16 or BF16 tensor. Errors: KVR_E_IO if it is missing (naming those that exist),
+ * has another type, or a shape or offsets that do not fit the file. */
 kvr_status cli_safetensors_find(const cli_safetensors *file, const char *name, cli_tensor *out);
 
 /* Writes tensors to a temporary name, then renames. bytes is ignored: shape and dtype give it.

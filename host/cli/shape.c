@@ -90,7 +90,8 @@ static kvr_status one_request(const cli_options *o, const cli_given_shape *f, cl
 static kvr_status take_requests(const cli_options *o, const cli_given_shape *f, cli_shape *s) {
   if (o->requests == NULL) return one_request(o, f, s);
   if (cli_options_given(o, "tokens") || cli_options_given(o, "cached-tokens"))
-    return kvr_fail(KVR_E_CONFLICT, "--requests gives all lengths; leave --tokens and --cached-tokens out");
+    return kvr_fail(KVR_E_CONFLICT,
+                    "--requests gives all lengths; leave --tokens and --cached-tokens out");
   KVR_TRY(parse_requests(o->requests, s));
   long long total = 0;
   for (int i = 0; i < s->num_requests; i++)
@@ -99,7 +100,8 @@ static kvr_status take_requests(const cli_options *o, const cli_given_shape *f, 
     return kvr_fail(KVR_E_CONFLICT, "--requests has %lld tokens in all, but the input file has %d",
                     total, f->num_tokens);
   if (total > INT_MAX)
-    return kvr_fail(KVR_E_RANGE, "--requests has %lld tokens in all; the limit is %d", total, INT_MAX);
+    return kvr_fail(KVR_E_RANGE, "--requests has %lld tokens in all; the limit is %d", total,
+                    INT_MAX);
   return KVR_OK;
 }
 
@@ -107,7 +109,8 @@ static kvr_status take_weights(const cli_options *o, cli_shape *s) {
   if (o->weights == NULL) return KVR_OK;
   const int num = count_items(o->weights);
   if (num != o->ranks)
-    return kvr_fail(KVR_E_CONFLICT, "--weights has %d numbers, but there are %d ranks", num, o->ranks);
+    return kvr_fail(KVR_E_CONFLICT, "--weights has %d numbers, but there are %d ranks", num,
+                    o->ranks);
   s->weights = calloc((size_t)num, sizeof *s->weights);
   if (s->weights == NULL) return kvr_fail(KVR_E_OOM, "no host memory for %d weights", num);
   const char *text = o->weights;

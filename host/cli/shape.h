@@ -27,7 +27,8 @@ typedef struct cli_given_shape {
   kvr_dtype dtype;
 } cli_given_shape;
 
-/* Errors: KVR_E_RANGE, KVR_E_SHAPE, KVR_E_CONFLICT naming the options that do not fit, KVR_E_OOM. */
+/* Errors: KVR_E_RANGE, KVR_E_SHAPE, KVR_E_CONFLICT naming the options that do not fit, KVR_E_OOM.
+ */
 kvr_status cli_shape_init(const cli_options *options, const cli_given_shape *file, cli_shape *out);
 void cli_shape_fini(cli_shape *shape);
 

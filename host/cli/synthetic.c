@@ -42,8 +42,9 @@ static void fill_head(const float *quantile, uint64_t key, float scale, int num,
     dst[i + 1] = scale * normal_of(quantile, (uint32_t)(bits >> 32));
   }
   if (i < num)
-    dst[i] = scale * normal_of(quantile, (uint32_t)cli_hash(key + (uint64_t)i *
-                                                                      UINT64_C(0x9e3779b97f4a7c15)));
+    dst[i] =
+        scale *
+        normal_of(quantile, (uint32_t)cli_hash(key + (uint64_t)i * UINT64_C(0x9e3779b97f4a7c15)));
 }
 
 void cli_synthetic_fill(const cli_synthetic *s, cli_rows_at at, float scale, kvr_dtype dtype,

@@ -1,5 +1,5 @@
-/* Random data that depends on nothing but its coordinates: value = f(seed, tensor, token, head, dim).
- * However a prompt is cut into chunks, the same token gets the same rows. */
+/* Random data that depends on nothing but its coordinates: value = f(seed, tensor, token, head,
+ * dim). However a prompt is cut into chunks, the same token gets the same rows. */
 #ifndef KVR_CLI_SYNTHETIC_H
 #define KVR_CLI_SYNTHETIC_H
 
@@ -26,8 +26,8 @@ typedef struct cli_rows_at {
   int first_token, num_tokens;
   int heads, head_dim;
 } cli_rows_at;
-void cli_synthetic_fill(const cli_synthetic *synthetic, cli_rows_at at, float scale, kvr_dtype dtype,
-                        void *dst);
+void cli_synthetic_fill(const cli_synthetic *synthetic, cli_rows_at at, float scale,
+                        kvr_dtype dtype, void *dst);
 
 /* The hash behind it (splitmix64's finaliser), for other counter-based choices. */
 static inline uint64_t cli_hash(uint64_t x) {

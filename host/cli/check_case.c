@@ -1,0 +1,129 @@
+/* Cases: a function of seed and index, so that a failure can be repeated alone. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "cli/check.h"
+
+typedef struct source {
+  uint64_t state;
+} source;
+
+static int below(source *s, int num) {
+  s->state += UINT64_C(0x9e3779b97f4a7c15);
+  return (int)(cli_hash(s->state) % (uint64_t)num);
+}
+
+static int between(source *s, int low, int high) { return low + below(s, high - low + 1); }
+
+#define PICK(s, ...)                                                                               \
+  pick(s, (const int[]){__VA_ARGS__}, (int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)))
+static int pick(source *s, const int *values, int num) { return values[below(s, num)]; }
+
+/* Few head dims per dtype keep the number of kernels to build small. */
+static int pick_head_dim(source *s, kvr_dtype dtype, bool quick) {
+  if (quick) return dtype == KVR_F32 ? PICK(s, 8, 64) : dtype == KVR_F16 ? 20 : PICK(s, 59, 80);
+  if (below(s, 12) == 0) return dtype == KVR_F32 ? 128 : dtype == KVR_F16 ? 96 : 256;
+  return dtype == KVR_F32   ? PICK(s, 8, 20, 64)
+         : dtype == KVR_F16 ? PICK(s, 20, 80)
+                            : PICK(s, 8, 59, 64);
+}
+
+static void choose_map(source *s, check_case *c) {
+  static const char *const maps[] = {"striped", "paged", "contiguous", "weighted", "blocks"};
+  c->map = maps[below(s, 5)];
+  for (int r = 0; r < c->ranks; r++) c->weights[r] = 1;
+  c->interleave = 1;
+  if (strcmp(c->map, "paged") == 0) c->interleave = c->page_size;
+  if (strcmp(c->map, "blocks") == 0) c->interleave = between(s, 2, 9);
+  if (strcmp(c->map, "weighted") != 0) return;
+  c->interleave = PICK(s, 1, 1, c->page_size, 3);
+  for (int r = 0; r < c->ranks; r++) c->weights[r] = between(s, 0, 3);
+  c->weights[below(s, c->ranks)] = 2; /* not all 0 */
+}
+
+/* Cached tokens around the boundaries of ranks and blocks. */
+static int choose_cached(source *s, const check_case *c) {
+  const int P = c->ranks, block = c->tile * P;
+  switch (below(s, 10)) {
+  case 0: return PICK(s, 0, 1, P - 1, P, P + 1);
+  case 1: return block - 1;
+  case 2: return block;
+  case 3: return block + 1;
+  case 4: return 2 * block + PICK(s, 0, 1, P, block, block + 1);
+  case 5: return 0;
+  default: return between(s, 1, 3 * block + P);
+  }
+}
+
+/* New tokens around the boundaries of the head and tail chunks. */
+static void choose_new(source *s, const check_case *c, kvr_request *q) {
+  const int P = c->ranks, chunk = between(s, 1, 6), any = between(s, 1, 2 * P * chunk);
+  q->num_new = PICK(s, 1, chunk - 1, chunk, chunk + 1, P * chunk, P * chunk + 1, 2 * P * chunk - 1,
+                    2 * P * chunk, any, any);
+  if (q->num_new < 0) q->num_new = 0;
+  /* Half of the time the caller's chunk, which may be larger than needed: empty tails, short heads.
+   */
+  q->chunk = below(s, 2) == 0 && 2 * P * chunk >= q->num_new ? chunk : 0;
+}
+
+static void choose_requests(source *s, check_case *c) {
+  c->num_requests = PICK(s, 1, 1, 1, 2, 3);
+  for (int i = 0; i < c->num_requests; i++) {
+    kvr_request *q = &c->requests[i];
+    q->num_cached = choose_cached(s, c);
+    choose_new(s, c, q);
+    if (c->num_requests > 1 && below(s, 6) == 0) q->num_new = 0;
+  }
+  if (c->index % 11 == 0) /* first chunks of prompts, which current-only can serve */
+    for (int i = 0; i < c->num_requests; i++) c->requests[i].num_cached = 0;
+}
+
+static int longest_request(const check_case *c) {
+  int most = 1;
+  for (int i = 0; i < c->num_requests; i++)
+    most = kvr_max(most, c->requests[i].num_cached + c->requests[i].num_new);
+  return most;
+}
+
+void check_case_generate(uint64_t seed, int index, bool quick, check_case *out) {
+  static const int ranks[] = {1, 2, 3, 4, 5, 7, 8};
+  source s = {cli_hash(seed * 2 + 1) + cli_hash((uint64_t)index + 17)};
+  check_case c = {.index = index, .ranks = ranks[index % 7]};
+  c.dtype = (kvr_dtype)(index / 7 % 3);
+  c.out_dtype = below(&s, 8) == 0 ? c.dtype : KVR_F32;
+  c.head_dim = pick_head_dim(&s, c.dtype, quick);
+  c.num_kv_heads = PICK(&s, 1, 2, 2, 3);
+  c.num_q_heads = c.num_kv_heads * PICK(&s, 1, 2, 4, 5);
+  c.copy_queue = below(&s, 2) == 0;
+  c.rank_order = below(&s, 4) == 0;
+  c.page_size = PICK(&s, 1, 2, 3, 4, 7, 16);
+  c.spare_pages = between(&s, 0, 5);
+  c.tile = PICK(&s, 3, 4, 5, 8, 8, 16);
+  c.query_tile = PICK(&s, 0, 0, 0, 2, 3, 5);
+  c.slots = PICK(&s, 2, 2, 2, 3, 4);
+  c.causal = below(&s, 8) != 0;
+  choose_map(&s, &c);
+  choose_requests(&s, &c);
+  if (strcmp(c.map, "contiguous") == 0) c.interleave = kvr_ceil_div(longest_request(&c), c.ranks);
+  *out = c;
+}
+
+void check_case_describe(const check_case *c, char *text, size_t size) {
+  char requests[96] = "";
+  for (int i = 0; i < c->num_requests; i++) {
+    const size_t used = strlen(requests);
+    snprintf(requests + used, sizeof requests - used, "%s%d:%d", i > 0 ? "," : "",
+             c->requests[i].num_new, c->requests[i].num_cached);
+    if (c->requests[i].chunk > 0)
+      snprintf(requests + strlen(requests), sizeof requests - strlen(requests), "/C%d",
+               c->requests[i].chunk);
+  }
+  snprintf(text, size,
+           "P=%d requests %s map %s I=%d page %d tile %d query-tile %d slots %d %s->%s %dx%d heads "
+           "of %d%s%s%s",
+           c->ranks, requests, c->map, c->interleave, c->page_size, c->tile, c->query_tile,
+           c->slots, kvr_dtype_name(c->dtype), kvr_dtype_name(c->out_dtype), c->num_q_heads,
+           c->num_kv_heads, c->head_dim, c->causal ? "" : " not causal",
+           c->copy_queue ? " copy-queue" : "", c->rank_order ? " rank-order" : "");
+}
