@@ -68,6 +68,6 @@ int main(int argc, char **argv) {
     return CLI_OK;
   }
   for (int i = 0; i < NUM_COMMANDS; i++)
-    if (strcmp(commands[i]->name, name) == 0) return run(commands[i], argc - 2, argv + 2);
-  return report_unknown(name);
+    if (strcmp(commands[i]->name, name) == 0) return (int)run(commands[i], argc - 2, argv + 2);
+  return (int)report_unknown(name);
 }

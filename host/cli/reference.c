@@ -20,10 +20,10 @@ typedef struct work {
 } work;
 
 /* Running softmax of one row and head. */
-typedef struct state {
+typedef struct running {
   double m, l;
   double q[MAX_DIM], acc[MAX_DIM];
-} state;
+} running;
 
 static void load_row(const cli_reference *r, const void *src, size_t row, float *dst) {
   const size_t element = row * (size_t)r->head_dim;
@@ -65,7 +65,7 @@ static void add_values(const double *restrict p, double (*restrict v)[MAX_DIM], 
 
 /* One block of keys into the running softmax of one row; keys past num do not exist. */
 static void attend_block(const cli_reference *r, const unsigned char *hidden, int num, work *w,
-                         state *s) {
+                         running *s) {
   scores(s->q, w->kt, r->head_dim, w->score);
   double m = s->m;
   for (int x = 0; x < num; x++)
@@ -84,14 +84,14 @@ static void attend_block(const cli_reference *r, const unsigned char *hidden, in
 }
 
 static void start_row(const cli_reference *r, const cli_reference_row *row, int head, work *w,
-                      state *s) {
+                      running *s) {
   memset(s, 0, sizeof *s);
   s->m = -HUGE_VAL;
   load_row(r, row->q, (size_t)head, w->row);
   for (int d = 0; d < r->head_dim; d++) s->q[d] = r->scale * (double)w->row[d];
 }
 
-static void finish_row(const state *s, int D, double *out, double *lse) {
+static void finish_row(const running *s, int D, double *out, double *lse) {
   for (int d = 0; d < D; d++) out[d] = s->l > 0 ? s->acc[d] / s->l : 0;
   *lse = s->l > 0 ? s->m + log(s->l) : -HUGE_VAL;
 }
@@ -102,7 +102,7 @@ static bool computes(const cli_reference_row *row, int head) {
 
 /* All rows and query heads of one KV head. states (num_rows * group). */
 static void run_kv_head(const cli_reference *r, const cli_reference_row *rows, int num_rows,
-                        int kv_head, work *w, state *states) {
+                        int kv_head, work *w, running *states) {
   const int group = r->num_q_heads / r->num_kv_heads;
   int end = 0;
   for (int i = 0; i < num_rows; i++) {
@@ -126,7 +126,7 @@ kvr_status cli_reference_run(const cli_reference *r, const cli_reference_row *ro
                              double *out, double *lse) {
   const int group = r->num_q_heads / r->num_kv_heads, D = r->head_dim, NQ = r->num_q_heads;
   work *w = calloc(1, sizeof *w);
-  state *states = calloc((size_t)num_rows * (size_t)group + 1, sizeof *states);
+  running *states = calloc((size_t)num_rows * (size_t)group + 1, sizeof *states);
   if (w == NULL || states == NULL) {
     free(w);
     free(states);

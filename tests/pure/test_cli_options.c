@@ -1,0 +1,107 @@
+/* Options of the tool: defaults, strict numbers, and messages that say what to write instead. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cli/options.c"
+#include "cli/parse.c"
+
+/* Parses up to four words as options of prefill. */
+static kvr_status parse4(const char *const words[4], cli_options *out) {
+  char copies[4][64];
+  char *argv[4];
+  int argc = 0;
+  for (; argc < 4 && words[argc] != NULL; argc++) {
+    strcpy(copies[argc], words[argc]);
+    argv[argc] = copies[argc];
+  }
+  return cli_options_parse(argc, argv, CLI_CMD_PREFILL, out);
+}
+#define PARSE(out, ...) parse4((const char *const[4]){__VA_ARGS__}, out)
+
+static void expect_failure(const char *const words[4], kvr_status status, const char *part) {
+  cli_options o;
+  assert_int_equal(parse4(words, &o), status);
+  if (strstr(kvr_error_message(), part) == NULL)
+    fail_msg("message '%s' lacks '%s'", kvr_error_message(), part);
+}
+#define FAILS(status, part, ...) expect_failure((const char *const[4]){__VA_ARGS__}, status, part)
+
+static void test_defaults(void **state) {
+  (void)state;
+  cli_options o;
+  assert_int_equal(PARSE(&o, NULL), KVR_OK);
+  assert_int_equal(o.ranks, 4);
+  assert_int_equal(o.tile, 1024);
+  assert_int_equal(o.verify, 0);
+  assert_int_equal(o.only, -1);
+  assert_string_equal(o.strategy, "auto");
+  assert_null(o.input);
+  assert_false(cli_options_given(&o, "ranks"));
+}
+
+static void test_values(void **state) {
+  (void)state;
+  cli_options o;
+  assert_int_equal(PARSE(&o, "--ranks", "7", "--dtype=bf16", "--verify"), KVR_OK);
+  assert_int_equal(o.ranks, 7);
+  assert_int_equal(o.dtype, KVR_BF16);
+  assert_int_equal(o.verify, 64);
+  assert_true(cli_options_given(&o, "ranks"));
+  assert_int_equal(PARSE(&o, "--verify=0", "--memory-budget", "3G", "--copy-queue"), KVR_OK);
+  assert_int_equal(o.verify, 0);
+  assert_int_equal(o.memory_budget, (size_t)3 << 30);
+  assert_true(o.copy_queue);
+  assert_int_equal(PARSE(&o, "--seed", "18446744073709551615"), KVR_OK);
+  assert_true(o.seed == UINT64_MAX);
+}
+
+static void test_strict_numbers(void **state) {
+  (void)state;
+  FAILS(KVR_E_RANGE, "'4x'", "--ranks", "4x");
+  FAILS(KVR_E_RANGE, "''", "--ranks", "");
+  FAILS(KVR_E_RANGE, "1..1024", "--ranks", "0");
+  FAILS(KVR_E_RANGE, "1..1024", "--ranks", "99999999999999999999");
+  FAILS(KVR_E_RANGE, "whole number", "--seed", "-1");
+  FAILS(KVR_E_RANGE, "2G", "--memory-budget", "2GB");
+  FAILS(KVR_E_RANGE, "limit", "--memory-budget", "99999999T");
+  FAILS(KVR_E_RANGE, "f32, f16 or bf16", "--dtype", "fp16");
+  FAILS(KVR_E_RANGE, "0..1", "--causal", "2");
+}
+
+static void test_names_the_nearest(void **state) {
+  (void)state;
+  FAILS(KVR_E_RANGE, "--ranks", "--rank", "4");
+  FAILS(KVR_E_RANGE, "--kv-heads", "--kvheads", "4");
+  FAILS(KVR_E_RANGE, "--help lists", "--zzzzzzzz");
+  FAILS(KVR_E_RANGE, "unexpected argument", "ring");
+  FAILS(KVR_E_RANGE, "needs a value", "--tokens");
+  FAILS(KVR_E_RANGE, "takes no value", "--copy-queue=1");
+  FAILS(KVR_E_RANGE, "no option of this command", "--full");
+  const char *const names[] = {"devices", "doctor", "prefill"};
+  assert_string_equal(cli_nearest("prefil", names, 3), "prefill");
+  assert_null(cli_nearest("qqqqqqq", names, 3));
+}
+
+static void test_refuses_what_comes_later(void **state) {
+  (void)state;
+  cli_options o;
+  FAILS(KVR_E_UNSUPPORTED, "not supported yet", "--window", "128");
+  FAILS(KVR_E_UNSUPPORTED, "not supported yet", "--math", "bf16");
+  FAILS(KVR_E_UNSUPPORTED, "not supported yet", "--sinks", "random");
+  assert_int_equal(PARSE(&o, "--window", "0", "--math", "auto"), KVR_OK);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_defaults),
+      cmocka_unit_test(test_values),
+      cmocka_unit_test(test_strict_numbers),
+      cmocka_unit_test(test_names_the_nearest),
+      cmocka_unit_test(test_refuses_what_comes_later),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
