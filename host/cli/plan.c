@@ -76,7 +76,7 @@ static kvr_status show(const cli_options *o, const kvr_problem *problem, const c
     if (print) print_candidate(&c, choice);
     cJSON_AddItemToArray(list, candidate_json(&c));
   }
-  if (print) printf("\nchoice: %s (%s)\n", choice, reason);
+  if (print) printf("\nchoice: %s: %s\n", choice, reason);
   const kvr_status status = o->json != NULL ? cli_json_write(o->json, root) : KVR_OK;
   cJSON_Delete(root);
   return status;

@@ -10,11 +10,11 @@
 #include "base/error.h"
 #include "cli/convert.h"
 
-enum { KEYS = 128, LANES = 16, MAX_DIM = 512 };
+enum { KEYS = 128, LANES = 4, MAX_DIM = 512 };
 
 typedef struct work {
-  double kt[MAX_DIM][KEYS]; /* keys of a block, transposed */
-  double v[KEYS][MAX_DIM];  /* values of a block, zero past head_dim and past the block */
+  double kt[KEYS / LANES][MAX_DIM][LANES]; /* keys of a block, transposed */
+  double v[KEYS][MAX_DIM]; /* values of a block, zero past head_dim and past the block */
   double score[KEYS];
   float row[MAX_DIM];
 } work;
@@ -36,20 +36,20 @@ static void load_block(const cli_reference *r, int kv_head, int key0, int num, w
   for (int x = 0; x < num; x++) {
     const size_t row = (size_t)(key0 + x) * (size_t)r->num_kv_heads + (size_t)kv_head;
     load_row(r, r->k, row, w->row);
-    for (int d = 0; d < D; d++) w->kt[d][x] = (double)w->row[d];
+    for (int d = 0; d < D; d++) w->kt[x / LANES][d][x % LANES] = (double)w->row[d];
     load_row(r, r->v, row, w->row);
     for (int d = 0; d < D; d++) w->v[x][d] = (double)w->row[d];
   }
 }
 
-static void scores(const double *restrict q, double (*restrict kt)[KEYS], int D,
+static void scores(const double *restrict q, double (*restrict kt)[MAX_DIM][LANES], int D,
                    double *restrict out) {
-  double sum[KEYS] = {0};
-  for (int d = 0; d < D; d++) {
-    const double qd = q[d];
-    for (int x = 0; x < KEYS; x++) sum[x] += qd * kt[d][x];
+  for (int piece = 0; piece < KEYS / LANES; piece++) {
+    double sum[LANES] = {0};
+    for (int d = 0; d < D; d++)
+      for (int x = 0; x < LANES; x++) sum[x] += q[d] * kt[piece][d][x];
+    memcpy(out + piece * LANES, sum, sizeof sum);
   }
-  memcpy(out, sum, sizeof sum);
 }
 
 static void add_values(const double *restrict p, double (*restrict v)[MAX_DIM], int num, int D,
