@@ -10,6 +10,7 @@ enum { KVR_MAX_VARIANTS = 8, KVR_MAX_MEMORIES = 4 };
 /* Kernels of one device. Ranks on the same device share them; one thread at a time uses a session.
  */
 typedef struct kvr_kernels {
+  bool is_cpu; /* a row is copied by one work-item; elsewhere by a work-group */
   cl_program attend_program[KVR_NUM_DTYPES][KVR_MAX_VARIANTS]; /* by output type */
   cl_kernel attend[KVR_NUM_DTYPES][KVR_MAX_VARIANTS];
   cl_program merge_program[KVR_NUM_DTYPES], rows_program;
@@ -48,6 +49,17 @@ struct kvr_exec {
 /* kernels.c */
 kvr_status kvr_exec_create_kernels(kvr_exec *exec);
 void kvr_exec_destroy_kernels(kvr_exec *exec);
+
+/* warm_up.c: runs every kernel of a rank once on nothing, since drivers finish compiling at the
+ * first launch with a given work-group size */
+kvr_status kvr_exec_warm_up(kvr_exec *exec, int rank, kvr_dtype out_dtype);
+
+/* Global and local sizes of a launch: of rows.cl, and of merge.cl. */
+typedef struct kvr_launch_size {
+  size_t global[2], local[2];
+} kvr_launch_size;
+kvr_launch_size kvr_rows_size(const kvr_kernels *kernels, int num_rows);
+kvr_launch_size kvr_merge_size(int num_rows, int num_q_heads);
 
 /* queue.c: which queue, wait lists, flushing */
 int kvr_exec_queue_of(const kvr_exec *exec, const kvr_op *op); /* 0 compute, 1 copy */

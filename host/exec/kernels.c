@@ -13,6 +13,10 @@ static kvr_status make_kernel(cl_program program, const char *name, cl_kernel *o
 }
 
 static kvr_status build_rows(kvr_exec *exec, int rank, kvr_kernels *k) {
+  cl_device_type type;
+  KVR_CL(clGetDeviceInfo,
+         (exec->group->ranks[rank].device, CL_DEVICE_TYPE, sizeof type, &type, NULL));
+  k->is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
   KVR_TRY(kvr_program_create(exec->group, rank, "rows.cl", "", &k->rows_program));
   KVR_TRY(make_kernel(k->rows_program, "kvr_stage", &k->stage));
   return make_kernel(k->rows_program, "kvr_cache_write", &k->cache_write);
@@ -78,7 +82,6 @@ static kvr_status build_attend(kvr_exec *exec, int rank, kvr_dtype out, int vari
 static kvr_status build_merge(kvr_exec *exec, int rank, kvr_dtype out) {
   kvr_kernels *k = exec->ranks[rank].kernels;
   char options[64];
-  if (k->merge_outputs[out] != NULL) return KVR_OK;
   snprintf(options, sizeof options, "-DHEAD_DIM=%d -DOUT_DTYPE=%d",
            kvr_cache_describe(exec->cache)->head_dim, (int)out);
   KVR_TRY(kvr_program_create(exec->group, rank, "merge.cl", options, &k->merge_program[out]));
@@ -88,9 +91,11 @@ static kvr_status build_merge(kvr_exec *exec, int rank, kvr_dtype out) {
 
 static kvr_status build_type(kvr_exec *exec, kvr_dtype out) {
   for (int r = 0; r < exec->group->num_ranks; r++) {
-    if (!exec->ranks[r].owns_kernels) continue;
+    if (!exec->ranks[r].owns_kernels || exec->ranks[r].kernels->merge_outputs[out] != NULL)
+      continue;
     for (int v = 0; v < kvr_num_variants(); v++) KVR_TRY(build_attend(exec, r, out, v));
     KVR_TRY(build_merge(exec, r, out));
+    KVR_TRY(kvr_exec_warm_up(exec, r, out));
   }
   return KVR_OK;
 }

@@ -38,6 +38,17 @@ static kvr_dtype out_dtype(const kvr_exec *exec, const kvr_op *op) {
   return op->dst.buffer == KVR_BUF_PART_OUT ? KVR_F32 : exec->schedule->problem.out_dtype;
 }
 
+/* ---- sizes: always explicit, since PoCL compiles a kernel anew for every local size ---- */
+
+kvr_launch_size kvr_rows_size(const kvr_kernels *kernels, int num_rows) {
+  const size_t parts = kernels->is_cpu ? 1 : 32;
+  return (kvr_launch_size){.global = {(size_t)num_rows, parts}, .local = {1, parts}};
+}
+
+kvr_launch_size kvr_merge_size(int num_rows, int num_q_heads) {
+  return (kvr_launch_size){.global = {(size_t)num_q_heads, (size_t)num_rows}, .local = {1, 1}};
+}
+
 /* ---- attention ---- */
 
 static kvr_attend_args attend_args(const kvr_exec *exec, const kvr_op *op) {
@@ -96,8 +107,8 @@ static kvr_status merge(kvr_exec *exec, const kvr_op *op, cl_event *event) {
     KVR_TRY(set_mems(kernel, mems, 6));
     KVR_TRY(set_arg(kernel, 6, sizeof args, &args));
   }
-  const size_t global[2] = {(size_t)p->num_q_heads, (size_t)op->dst.rows};
-  KVR_CL(clEnqueueNDRangeKernel, (queue_of(exec, op), kernel, 2, NULL, global, NULL,
+  const kvr_launch_size size = kvr_merge_size(op->dst.rows, p->num_q_heads);
+  KVR_CL(clEnqueueNDRangeKernel, (queue_of(exec, op), kernel, 2, NULL, size.global, size.local,
                                   exec->num_waits, kvr_exec_waits(exec), event));
   return KVR_OK;
 }
@@ -129,7 +140,7 @@ static kvr_status move_rows(kvr_exec *exec, const kvr_op *op, cl_event *event) {
   const kvr_kernels *k = exec->ranks[op->rank].kernels;
   const cl_kernel kernel = stage ? k->stage : k->cache_write;
   const cl_mem rows = kvr_exec_memory(exec, stage ? op->dst : op->src);
-  const size_t global = (size_t)(stage ? op->dst.rows : op->src.rows);
+  const kvr_launch_size size = kvr_rows_size(k, stage ? op->dst.rows : op->src.rows);
   cl_event last = NULL;
   for (int i = 0; i < kvr_cache_num_buffers(exec->cache); i++) {
     kvr_rows_args args = rows_args(exec, op);
@@ -142,8 +153,8 @@ static kvr_status move_rows(kvr_exec *exec, const kvr_op *op, cl_event *event) {
     if (status == KVR_OK) status = set_arg(kernel, 3, sizeof args, &args);
     if (status == KVR_OK)
       status =
-          kvr_cl_check(clEnqueueNDRangeKernel(queue_of(exec, op), kernel, 1, NULL, &global, NULL,
-                                              last != NULL ? 1 : exec->num_waits,
+          kvr_cl_check(clEnqueueNDRangeKernel(queue_of(exec, op), kernel, 2, NULL, size.global,
+                                              size.local, last != NULL ? 1 : exec->num_waits,
                                               last != NULL ? &last : kvr_exec_waits(exec), &next),
                        "clEnqueueNDRangeKernel");
     if (last != NULL) clReleaseEvent(last);
