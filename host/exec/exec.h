@@ -34,6 +34,8 @@ struct kvr_exec {
   kvr_row_bytes row_bytes;
   kvr_rank_exec *ranks;
   size_t bytes; /* of one rank */
+  kvr_exec_gate *gate;
+  void *gate_data;
   /* the step in flight */
   const kvr_schedule *schedule;
   kvr_trace_record *records;

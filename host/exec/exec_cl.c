@@ -99,6 +99,11 @@ void kvr_exec_destroy(kvr_exec *x) {
   free(x);
 }
 
+void kvr_exec_set_gate(kvr_exec *x, kvr_exec_gate *gate, void *data) {
+  x->gate = gate;
+  x->gate_data = data;
+}
+
 size_t kvr_exec_bytes(const kvr_exec *x) { return x->bytes; }
 
 /* ---- completion ---- */
@@ -242,6 +247,7 @@ static kvr_status enqueue_op(kvr_exec *x, int i) {
   const kvr_op *op = &x->schedule->ops[i];
   const int queue = kvr_exec_queue_of(x, op);
   KVR_TRY(collect_waits(x, op));
+  if (x->gate != NULL) KVR_TRY(kvr_exec_waits_add(x, x->gate(x->gate_data, i)));
   KVR_TRY(kvr_exec_launch(x, op, &x->events[i]));
   x->num_enqueued = i + 1;
   x->records[i] = kvr_op_record(x->schedule, i);

@@ -40,4 +40,9 @@ kvr_status kvr_exec_enqueue(kvr_exec *exec, const kvr_schedule *schedule, const 
 /* Waits until everything is done and checks the status of every op. */
 kvr_status kvr_exec_wait(kvr_exec *exec);
 
+/* For tests of the order: gate gives an event that op i must wait for as well (borrowed), or NULL.
+ */
+typedef cl_event kvr_exec_gate(void *data, int op);
+void kvr_exec_set_gate(kvr_exec *exec, kvr_exec_gate *gate, void *data);
+
 #endif

@@ -119,6 +119,28 @@ static void fill_new(pure_case *c) {
       }
 }
 
+static void answer(pure_case *c) {
+  const kvr_problem *p = &c->problem;
+  const int NQ = p->num_q_heads;
+  for (int i = 0, token = 0; i < p->num_requests; i++)
+    for (int t = 0; t < c->requests[i].num_new; t++, token++)
+      for (int h = 0; h < NQ; h++) oracle_row(c, i, t, token, h);
+}
+
+void case_map(pure_case *c, double (*f)(double, kvr_dtype)) {
+  const kvr_dtype dtype = c->problem.cache.dtype;
+  const size_t heads = (size_t)c->num_tokens * (size_t)c->problem.num_q_heads;
+  for (size_t i = 0; i < heads * (size_t)c->problem.cache.head_dim; i++)
+    c->q[i] = f(c->q[i], dtype);
+  for (int i = 0; i < c->problem.num_requests; i++) {
+    const size_t total = (size_t)(c->requests[i].num_cached + c->requests[i].num_new);
+    for (size_t j = 0; j < total * kv_width(c); j++) c->context[i][j] = f(c->context[i][j], dtype);
+  }
+  fill_new(c);
+  case_reset_cache(c);
+  answer(c);
+}
+
 void case_fill(pure_case *c, uint64_t seed) {
   const kvr_problem *p = &c->problem;
   const int P = p->cache.num_ranks, NQ = p->num_q_heads;
@@ -142,9 +164,7 @@ void case_fill(pure_case *c, uint64_t seed) {
   c->want_lse = malloc((tokens * (size_t)NQ + 1) * sizeof(double));
   fill_new(c);
   case_reset_cache(c);
-  for (int i = 0, token = 0; i < p->num_requests; i++)
-    for (int t = 0; t < c->requests[i].num_new; t++, token++)
-      for (int h = 0; h < NQ; h++) oracle_row(c, i, t, token, h);
+  answer(c);
 }
 
 static int random_length(uint64_t *s, int unit) {

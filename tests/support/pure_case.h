@@ -29,6 +29,8 @@ double case_normal(uint64_t *state);
 void case_fill(pure_case *c, uint64_t seed);
 /* A random problem: P in 1..8, all maps, several requests, odd lengths. */
 void case_randomise(pure_case *c, uint64_t seed);
+/* Replaces every input x by f(x, storage type) and computes the answer anew. */
+void case_map(pure_case *c, double (*f)(double, kvr_dtype));
 void case_free(pure_case *c);
 /* Puts the shares back to what they were before the step. */
 void case_reset_cache(pure_case *c);
