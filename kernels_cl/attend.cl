@@ -36,7 +36,7 @@
 #define OUT_DTYPE 0
 #endif
 #ifndef ROW_TILE /* packed rows of a work-item: 16 or a multiple of 32 */
-#define ROW_TILE 128
+#define ROW_TILE 256
 #endif
 #ifndef BLOCK /* keys packed at a time, a multiple of 8 */
 #define BLOCK 128
@@ -58,6 +58,13 @@
 #define UNROLL _Pragma("unroll")
 #define INT_LAST 0x7fffffff
 
+/* A hint only: CPUs that run a work-item per core hide the way to the last-level cache with it. */
+#if defined(__x86_64__) || defined(__aarch64__)
+#define PREFETCH(p) __builtin_prefetch((const void *)(size_t)(p))
+#else
+#define PREFETCH(p)
+#endif
+
 #if KV_DTYPE == 0
 typedef float kv_type;
 static inline float16 load16(__global const kv_type *p) { return vload16(0, p); }
@@ -76,13 +83,20 @@ static inline float load1(__global const kv_type *p) { return as_float((uint)*p 
 
 #if OUT_DTYPE == 0
 typedef float out_type;
-static inline void store_out(float x, __global out_type *p) { *p = x; }
+static inline void store16(float16 x, __global out_type *p) { vstore16(x, 0, p); }
+static inline void store1(float x, __global out_type *p) { *p = x; }
 #elif OUT_DTYPE == 1
 typedef half out_type;
-static inline void store_out(float x, __global out_type *p) { vstore_half_rte(x, 0, p); }
+static inline void store16(float16 x, __global out_type *p) { vstore_half16_rte(x, 0, p); }
+static inline void store1(float x, __global out_type *p) { vstore_half_rte(x, 0, p); }
 #else
 typedef ushort out_type;
-static inline void store_out(float x, __global out_type *p) {
+static inline void store16(float16 x, __global out_type *p) {
+  const uint16 u = as_uint16(x);
+  const uint16 rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+  vstore16(convert_ushort16(isnan(x) ? u >> 16 | 64u : rounded), 0, p);
+}
+static inline void store1(float x, __global out_type *p) {
   const uint u = as_uint(x);
   *p = isnan(x) ? (ushort)(u >> 16 | 64) : (ushort)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
@@ -160,6 +174,16 @@ static inline void pack_key(block *b, int key, int token, __global const kv_type
   b->token[key] = token;
 }
 
+/* Where the K row of a key of span number s begins. */
+static inline __global const kv_type *key_row(const span *spans, int s, int h,
+                                              __global const kv_type *ring,
+                                              __global const kv_type *cur,
+                                              const kvr_attend_args a) {
+  const int x = spans[s].begin;
+  const size_t row = (size_t)(s == 0 ? a.ring_row + x : a.cur_row + x - a.ring_end);
+  return (s == 0 ? ring : cur) + (row * a.num_kv_heads + h) * 2 * HEAD_DIM;
+}
+
 /* Takes up to BLOCK keys off the spans. */
 static inline void pack_block(block *b, span *spans, int h, __global const kv_type *ring,
                               __global const kv_type *cur, const kvr_attend_args a) {
@@ -167,16 +191,15 @@ static inline void pack_block(block *b, span *spans, int h, __global const kv_ty
   int n = 0;
   b->strange_v = 0;
   for (int s = 0; s < 3; s++) {
-    __global const kv_type *base =
-        s == 0 ? ring + (size_t)a.ring_row * stride : cur + (size_t)a.cur_row * stride;
-    const int x0 = s == 0 ? 0 : a.ring_end;
-    for (; n < BLOCK && spans[s].begin < spans[s].end; n++) {
-      const int everyone = s == 0 || !a.causal;
-      pack_key(b, n, everyone ? -INT_LAST : spans[s].token,
-               base + (size_t)(spans[s].begin - x0) * stride + (size_t)2 * h * HEAD_DIM);
-      spans[s].begin++;
-      spans[s].token++;
-    }
+    const int everyone = s == 0 || !a.causal;
+    const int num_keys = clamp(spans[s].end - spans[s].begin, 0, BLOCK - n);
+    if (num_keys == 0) continue;
+    __global const kv_type *k = key_row(spans, s, h, ring, cur, a);
+    for (int i = 0; i < num_keys; i++)
+      pack_key(b, n + i, everyone ? -INT_LAST : spans[s].token + i, k + i * stride);
+    spans[s].begin += num_keys;
+    spans[s].token += num_keys;
+    n += num_keys;
   }
   b->num_keys = n;
   for (; n % KEYS != 0; n++) {
@@ -204,21 +227,56 @@ typedef struct rows {
   int num_rows;
 } rows;
 
-/* Scores of a panel of rows with the block's keys; returns nothing, leaves the maximum in top. */
-static inline void score_panel(rows *r, const block *b, int panel, float16 top[ROW_VECS]) {
+/* Keys of the next block, one after the other, and how many to prefetch per score micro-tile. */
+typedef struct ahead {
+  __global const kv_type *k;
+  size_t stride;
+  int num_keys;
+  int per_step;
+} ahead;
+
+static inline ahead find_ahead(const span *spans, int h, int num_rows, __global const kv_type *ring,
+                               __global const kv_type *cur, const kvr_attend_args a) {
+  int s = 0;
+  while (s < 2 && spans[s].begin >= spans[s].end) s++;
+  const int num_keys = clamp(spans[s].end - spans[s].begin, 0, BLOCK);
+  const int panels = (num_rows + ROWS - 1) / ROWS;
+  const ahead next = {key_row(spans, s, h, ring, cur, a), (size_t)2 * a.num_kv_heads * HEAD_DIM,
+                      num_keys, (KEYS + panels - 1) / panels};
+  return next;
+}
+
+/* Spread over the dims of a micro-tile: a burst would wait for the memory it is to hide. */
+static inline void prefetch_dims(const ahead *next, int num_keys, int d) {
+  for (int n = 0; n < num_keys; n++) {
+    PREFETCH(next->k + n * next->stride + d);
+    PREFETCH(next->k + n * next->stride + HEAD_DIM + d);
+  }
+}
+
+/* Scores of a panel of rows with the block's keys; their maximum so far goes to top. */
+static inline void score_panel(rows *r, const block *b, int panel, float16 top[ROW_VECS],
+                               ahead *next) {
   const float16 *restrict q = r->q[panel][0];
   for (int key = 0; key < b->num_keys; key += KEYS) {
     const float *restrict k = (const float *)b->k[key];
     float16 s[KEYS][ROW_VECS];
+    const int num_ahead = min(next->per_step, next->num_keys);
     UNROLL for (int j = 0; j < KEYS; j++) {
       UNROLL for (int i = 0; i < ROW_VECS; i++) s[j][i] = (float16)(0.0f);
     }
-    _Pragma("clang loop unroll_count(2)") for (int d = 0; d < HEAD_DIM; d++) {
-      UNROLL for (int j = 0; j < KEYS; j++) {
-        const float16 kd = (float16)(k[j * DIM_VECS * LANES + d]);
-        UNROLL for (int i = 0; i < ROW_VECS; i++) s[j][i] = kd * q[d * ROW_VECS + i] + s[j][i];
+    for (int d0 = 0; d0 < HEAD_DIM; d0 += LANES) {
+      prefetch_dims(next, num_ahead, d0);
+      const int end = min(d0 + LANES, HEAD_DIM);
+      _Pragma("clang loop unroll_count(2)") for (int d = d0; d < end; d++) {
+        UNROLL for (int j = 0; j < KEYS; j++) {
+          const float16 kd = (float16)(k[j * DIM_VECS * LANES + d]);
+          UNROLL for (int i = 0; i < ROW_VECS; i++) s[j][i] = kd * q[d * ROW_VECS + i] + s[j][i];
+        }
       }
     }
+    next->k += num_ahead * next->stride;
+    next->num_keys -= num_ahead;
     if (b->last[key / KEYS] > r->first_token) {
       UNROLL for (int j = 0; j < KEYS; j++) {
         UNROLL for (int i = 0; i < ROW_VECS; i++) {
@@ -262,6 +320,9 @@ static inline void softmax_panel(rows *r, const block *b, int panel, const float
   static inline void NAME(float16 *restrict acc, const float *restrict alpha,                      \
                           const float *restrict p, const float16 *restrict v, int num_keys) {      \
     float16 o[OUT_ROWS][VECS];                                                                     \
+    UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                    \
+      UNROLL for (int i = 0; i < VECS; i++) PREFETCH(acc + (OUT_ROWS + r) * DIM_VECS + i);         \
+    }                                                                                              \
     UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                    \
       UNROLL for (int i = 0; i < VECS; i++) o[r][i] = acc[r * DIM_VECS + i] * (float16)(alpha[r]); \
     }                                                                                              \
@@ -325,26 +386,53 @@ static inline place place_of(int p, int h, const kvr_attend_args a) {
   return w;
 }
 
-static inline __global float *state_of(__global float *state, int row, const kvr_attend_args a) {
-  return state + (size_t)(a.state_row + row) * a.num_q_heads * (HEAD_DIM + 2);
+static inline size_t state_offset(int row, const kvr_attend_args a) {
+  return (size_t)(a.state_row + row) * a.num_q_heads * (HEAD_DIM + 2);
 }
 
-static inline void load_row(rows *r, int i, place w, __global const kv_type *q,
-                            __global float *state, const kvr_attend_args a) {
-  __global const kv_type *qr = q + ((size_t)(a.q_row + w.row) * a.num_q_heads + w.head) * HEAD_DIM;
-  float *qt = (float *)r->q[i / ROWS] + i % ROWS;
-  for (int v = 0; v < WHOLE_VECS; v++) {
-    const float16 x = load16(qr + v * LANES) * a.scale_log2;
-    UNROLL for (int d = 0; d < LANES; d++) qt[(v * LANES + d) * ROWS] = ((const float *)&x)[d];
+/* LANES rows become LANES columns: four rounds of zipping the first half with the second. */
+static inline void transpose(float16 x[LANES]) {
+  UNROLL for (int round = 0; round < 4; round++) {
+    float16 y[LANES];
+    UNROLL for (int i = 0; i < LANES / 2; i++) {
+      y[2 * i].even = x[i].lo;
+      y[2 * i].odd = x[i + LANES / 2].lo;
+      y[2 * i + 1].even = x[i].hi;
+      y[2 * i + 1].odd = x[i + LANES / 2].hi;
+    }
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = y[i];
   }
-  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++) qt[d * ROWS] = load1(qr + d) * a.scale_log2;
+}
 
+/* Queries of rows i .. i + LANES - 1, transposed and scaled; zeros past the last row. */
+static inline void load_queries(rows *r, int i, int p0, int h, __global const kv_type *q,
+                                const kvr_attend_args a) {
+  __global const kv_type *from[LANES];
+  for (int j = 0; j < LANES; j++) {
+    const place w = place_of(p0 + min(i + j, r->num_rows - 1), h, a);
+    from[j] = q + ((size_t)(a.q_row + w.row) * a.num_q_heads + w.head) * HEAD_DIM;
+  }
+  for (int v = 0; v < DIM_VECS; v++) {
+    float16 x[LANES];
+    UNROLL for (int j = 0; j < LANES; j++) {
+      x[j] = v < WHOLE_VECS ? load16(from[j] + v * LANES) : load_tail(from[j] + v * LANES);
+      x[j] = i + j < r->num_rows ? x[j] * a.scale_log2 : (float16)(0.0f);
+    }
+    transpose(x);
+    for (int d = 0; d < LANES && v * LANES + d < HEAD_DIM; d++)
+      r->q[i / ROWS][v * LANES + d][i % ROWS / LANES] = x[d];
+  }
+}
+
+/* Token, m, l and acc of row i. */
+static inline void load_state(rows *r, int i, place w, __global const float *state,
+                              const kvr_attend_args a) {
   const int token = kvr_run_token(w.row, a.row_split, a.row_t0, a.row_t1);
   ((int *)r->token)[i] = token;
   r->first_token = min(r->first_token, token);
   r->last_token = max(r->last_token, token);
 
-  __global const float *from = state_of(state, w.row, a);
+  __global const float *from = state + state_offset(w.row, a);
   __global const float *ml = from + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
   const int carried = a.carry_in && ml[0] != -INFINITY;
   ((float *)r->m)[i] = carried ? ml[0] : -INFINITY;
@@ -358,14 +446,15 @@ static inline void load_row(rows *r, int i, place w, __global const kv_type *q,
 
 /* Fills the panels in use; rows past the last one are zero queries that are never stored. */
 static inline void load_rows(rows *r, int p0, int h, __global const kv_type *q,
-                             __global float *state, const kvr_attend_args a) {
+                             __global const float *state, const kvr_attend_args a) {
   const int total = a.num_rows * (a.num_q_heads / a.num_kv_heads);
   r->num_rows = min(ROW_TILE, total - p0);
   r->first_token = INT_LAST;
   r->last_token = -INT_LAST;
-  for (int i = 0; i < r->num_rows; i++) load_row(r, i, place_of(p0 + i, h, a), q, state, a);
-  for (int i = r->num_rows; i < (r->num_rows + ROWS - 1) / ROWS * ROWS; i++) {
-    for (int d = 0; d < HEAD_DIM; d++) ((float *)r->q[i / ROWS])[d * ROWS + i % ROWS] = 0.0f;
+  const int end = (r->num_rows + ROWS - 1) / ROWS * ROWS;
+  for (int i = 0; i < end; i += LANES) load_queries(r, i, p0, h, q, a);
+  for (int i = 0; i < r->num_rows; i++) load_state(r, i, place_of(p0 + i, h, a), state, a);
+  for (int i = r->num_rows; i < end; i++) {
     for (int v = 0; v < DIM_VECS; v++) r->acc[i][v] = (float16)(0.0f);
     ((int *)r->token)[i] = INT_LAST - 1;
     ((float *)r->m)[i] = -INFINITY;
@@ -375,7 +464,7 @@ static inline void load_rows(rows *r, int p0, int h, __global const kv_type *q,
 
 static inline void store_state(const rows *r, int i, place w, __global float *state,
                                const kvr_attend_args a) {
-  __global float *to = state_of(state, w.row, a);
+  __global float *to = state + state_offset(w.row, a);
   __global float *ml = to + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
   ml[0] = ((const float *)r->m)[i];
   ml[1] = ((const float *)r->l)[i];
@@ -391,8 +480,10 @@ static inline void store_result(const rows *r, int i, place w, __global out_type
   const float l = ((const float *)r->l)[i];
   lse[at] = l == 0.0f ? -INFINITY : m * 0.693147180559945f + log(l);
   const float norm = l == 0.0f ? 1.0f : l;
-  for (int d = 0; d < HEAD_DIM; d++)
-    store_out(((const float *)r->acc[i])[d] / norm, out + at * HEAD_DIM + d);
+  out += at * HEAD_DIM;
+  for (int v = 0; v < WHOLE_VECS; v++) store16(r->acc[i][v] / norm, out + v * LANES);
+  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++)
+    store1(((const float *)r->acc[i])[d] / norm, out + d);
 }
 
 __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void
@@ -414,11 +505,12 @@ kvr_attend(__global const kv_type *q, __global const kv_type *ring, __global con
   for (;;) {
     pack_block(&b, spans, h, ring, cur, a);
     if (b.num_keys == 0) break;
+    ahead next = find_ahead(spans, h, r.num_rows, ring, cur, a);
     const int guarded = b.strange_v;
     for (int panel = 0; panel * ROWS < r.num_rows; panel++) {
       float16 top[ROW_VECS];
       UNROLL for (int i = 0; i < ROW_VECS; i++) top[i] = r.m[panel][i];
-      score_panel(&r, &b, panel, top);
+      score_panel(&r, &b, panel, top, &next);
       softmax_panel(&r, &b, panel, top);
       if (guarded)
         weigh_panel_guarded(&r, &b, panel);

@@ -1,15 +1,19 @@
 /* Code shapes of kvr_attend: they differ in the rows a work-item keeps beside one block of keys.
  *
- * A tall tile reads K and V less often; a short one leaves work for every core and less padding. */
+ * A tall tile packs K and V less often, a short one leaves work for every core. Rows that a tile
+ * has too many cost nothing beyond a multiple of 32 (16 for the shortest). */
 #include "device/variant.h"
 
 #include <stdio.h>
 
 static const kvr_variant variants[] = {
-    {.name = "rows128", .row_tile = 128},
-    {.name = "rows32", .row_tile = 32},
+    {.name = "rows256", .row_tile = 256},
+    {.name = "rows64", .row_tile = 64},
     {.name = "rows16", .row_tile = 16},
 };
+
+/* Packing a block of keys takes as long as attending this many rows to it (measured, PoCL). */
+enum { PACK_ROWS = 14, CORES = 2 };
 
 int kvr_num_variants(void) { return (int)(sizeof variants / sizeof *variants); }
 
@@ -20,13 +24,21 @@ const kvr_variant *kvr_variant_get(int index) {
 /* Packed rows of one KV head; 64 bits, as both factors may be large. */
 static size_t packed_rows(int num_rows, int group) { return (size_t)num_rows * (size_t)group; }
 
-/* The tallest tile of which a head has at least two, so that two cores share even a single head. */
+/* Time of a launch in rows per key, for one KV head on two cores. */
+static size_t cost(int index, size_t rows) {
+  const size_t tile = (size_t)variants[index].row_tile;
+  const size_t tall = rows < tile ? rows : tile;
+  const size_t tiles = (rows + tile - 1) / tile;
+  return (tiles + CORES - 1) / CORES * (tall + PACK_ROWS);
+}
+
 int kvr_variant_pick(int num_rows, int group, int head_dim) {
-  (void)head_dim;
-  const int last = kvr_num_variants() - 1;
-  for (int i = 0; i < last; i++)
-    if (packed_rows(num_rows, group) > (size_t)variants[i].row_tile) return i;
-  return last;
+  (void)head_dim; /* packing and attending grow with it alike */
+  const size_t rows = packed_rows(num_rows, group);
+  int best = kvr_num_variants() - 1;
+  for (int i = best - 1; i >= 0; i--)
+    if (cost(i, rows) < cost(best, rows)) best = i;
+  return best;
 }
 
 int kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_dtype, char *text,
