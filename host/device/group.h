@@ -9,14 +9,15 @@
 
 #include <stdbool.h>
 
+#include "device/device_select.h"
 #include "kvring/group.h"
 
 typedef struct kvr_rank {
   cl_device_id device; /* a root device or a sub-device (then released with the group) */
   cl_context context;  /* shared by all ranks of a group for now; belongs to the rank by design */
   cl_command_queue queue;
-  cl_command_queue copy_queue; /* equal to queue when the group has no copy queues */
-  size_t max_alloc;            /* largest single buffer [bytes] */
+  cl_command_queue copy_queue;    /* equal to queue when the group has no copy queues */
+  size_t max_alloc;               /* largest single buffer [bytes] */
   size_t allocated, peak, budget; /* bytes */
 } kvr_rank;
 
@@ -26,7 +27,11 @@ struct kvr_group {
   bool has_copy_queues;
   /* private to group.c below */
   kvr_device_info *infos; /* (num_ranks) */
+  kvr_places places;      /* rank r runs on place r % num; owns the sub-devices */
 };
+
+/* KVR_E_RANGE unless rank is one of the group. */
+kvr_status kvr_group_check_rank(const kvr_group *group, int rank);
 
 /* Allocates one buffer on a rank and counts it; bytes = 0 gives NULL. what names it in messages.
  * Errors: KVR_E_OOM naming bytes, budget or largest allocation, and the fix; KVR_E_CL. */
