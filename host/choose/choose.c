@@ -91,7 +91,7 @@ kvr_status kvr_choose(const kvr_problem *problem, const kvr_options *options, si
   KVR_TRY(kvr_layout_init(problem, &layout));
   gate g = {kvr_bounds_of(problem, &layout, &resolved), kvr_problem_row_bytes(problem), budget};
   kvr_layout_fini(&layout);
-  const kvr_strategy *strategy;
+  const kvr_strategy *strategy = NULL;
   KVR_TRY(kvr_choose_strategy(problem, fits, &g, &strategy, reason, reason_size));
   *out_name = strategy->name;
   return KVR_OK;
@@ -103,7 +103,7 @@ kvr_status kvr_plan_estimate(const kvr_problem *problem, const kvr_options *opti
   if (options == NULL || options->strategy == NULL)
     return kvr_fail(KVR_E_NULL, "options->strategy is NULL; name one, or ask kvr_choose first");
   KVR_TRY(kvr_problem_check(problem, options));
-  const kvr_strategy *strategy;
+  const kvr_strategy *strategy = NULL;
   KVR_TRY(kvr_strategy_find(options->strategy, &strategy));
   kvr_schedule *s;
   KVR_TRY(kvr_strategy_schedule(strategy, problem, options, &s));

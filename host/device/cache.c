@@ -196,12 +196,12 @@ kvr_status kvr_cache_release(kvr_cache *c, int id) {
 }
 
 int kvr_cache_length(const kvr_cache *c, int id) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   return c != NULL && kvr_pages_find(&c->pages, id, &s) == KVR_OK ? s->length : -1;
 }
 
 kvr_status kvr_cache_truncate(kvr_cache *c, int id, int num_tokens) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   KVR_TRY(need_cache(c));
   KVR_TRY(kvr_pages_find(&c->pages, id, &s));
   if (num_tokens < s->shared || num_tokens > s->length)
@@ -215,26 +215,26 @@ kvr_status kvr_cache_truncate(kvr_cache *c, int id, int num_tokens) {
 int kvr_cache_num_free_pages(const kvr_cache *c) { return c != NULL ? c->pages.num_free : 0; }
 
 const int *kvr_cache_table(const kvr_cache *c, int id, int *num_entries) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   if (c == NULL || num_entries == NULL || kvr_pages_find(&c->pages, id, &s) != KVR_OK) return NULL;
   *num_entries = s->num_pages;
   return s->table;
 }
 
 kvr_status kvr_cache_check(const kvr_cache *c, int id) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   KVR_TRY(kvr_pages_find(&c->pages, id, &s));
   if (!s->failed) return KVR_OK;
   return kvr_fail(KVR_E_STATE, "cache request %d was spoiled by a failed step; release it", id);
 }
 
 void kvr_cache_commit(kvr_cache *c, int id, int num_tokens) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   if (kvr_pages_find(&c->pages, id, &s) == KVR_OK) s->length = num_tokens;
 }
 
 void kvr_cache_mark_failed(kvr_cache *c, int id) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   if (kvr_pages_find(&c->pages, id, &s) == KVR_OK) s->failed = true;
 }
 
@@ -322,7 +322,7 @@ static kvr_status move_all(transfer *t) {
 }
 
 kvr_status kvr_cache_append(kvr_cache *c, int id, const void *k, const void *v, int num_tokens) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   KVR_TRY(need_cache(c));
   KVR_TRY(kvr_cache_check(c, id));
   KVR_TRY(kvr_pages_find(&c->pages, id, &s));
@@ -350,7 +350,7 @@ kvr_status kvr_cache_append(kvr_cache *c, int id, const void *k, const void *v, 
 }
 
 kvr_status kvr_cache_read(const kvr_cache *c, int id, int first, int num_tokens, void *k, void *v) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   KVR_TRY(need_cache(c));
   KVR_TRY(kvr_cache_check(c, id));
   KVR_TRY(kvr_pages_find(&c->pages, id, &s));

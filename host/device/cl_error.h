@@ -11,8 +11,8 @@
 
 /* "CL_INVALID_VALUE" for -30; "CL_?" for unknown codes (static storage). */
 const char *kvr_cl_error_name(cl_int code);
-/* KVR_OK for CL_SUCCESS, else KVR_E_CL (KVR_E_OOM for the three out-of-memory codes) with the message
- * "clFoo: CL_BAR (-30)". */
+/* KVR_OK for CL_SUCCESS, else KVR_E_CL (KVR_E_OOM for the three out-of-memory codes) with the
+ * message "clFoo: CL_BAR (-30)". */
 kvr_status kvr_cl_check(cl_int code, const char *call);
 
 /* Runs an OpenCL function and returns from the caller when it fails: KVR_CL(clFinish, (queue)). */

@@ -62,7 +62,7 @@ static kvr_status make_room(kvr_sequence *s, int num_entries) {
 }
 
 kvr_status kvr_pages_reserve(kvr_pages *p, int id, int num_entries) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   KVR_TRY(kvr_pages_find(p, id, &s));
   const int need = num_entries - s->num_pages;
   if (need > p->num_free)
@@ -130,7 +130,7 @@ static kvr_status check_table(const kvr_pages *p, int id, const int *table, int 
 }
 
 kvr_status kvr_pages_set_table(kvr_pages *p, int id, const int *table, int num_entries) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   KVR_TRY(kvr_pages_find(p, id, &s));
   if (s->length > 0 && (num_entries < s->num_pages ||
                         memcmp(table, s->table, (size_t)s->num_pages * sizeof *table) != 0))
@@ -150,9 +150,9 @@ kvr_status kvr_pages_set_table(kvr_pages *p, int id, const int *table, int num_e
 }
 
 kvr_status kvr_pages_share(kvr_pages *p, int id, int num_entries, int *out_id) {
-  kvr_sequence *from;
+  kvr_sequence *from = NULL;
   KVR_TRY(kvr_pages_find(p, id, &from));
-  int to_id;
+  int to_id = -1;
   KVR_TRY(kvr_pages_add(p, &to_id));
   from = &p->sequences[id]; /* the array may have moved */
   kvr_sequence *to = &p->sequences[to_id];
@@ -171,7 +171,7 @@ kvr_status kvr_pages_share(kvr_pages *p, int id, int num_entries, int *out_id) {
 }
 
 kvr_status kvr_pages_release(kvr_pages *p, int id) {
-  kvr_sequence *s;
+  kvr_sequence *s = NULL;
   KVR_TRY(kvr_pages_find(p, id, &s));
   give_back(p, s);
   free(s->table);

@@ -54,7 +54,7 @@ kvr_status kvr_problem_check(const kvr_problem *problem, const kvr_options *opti
   KVR_TRY(kvr_options_validate(options));
   if (options == NULL || options->strategy == NULL || strcmp(options->strategy, "auto") == 0)
     return KVR_OK;
-  const kvr_strategy *strategy;
+  const kvr_strategy *strategy = NULL;
   KVR_TRY(kvr_strategy_find(options->strategy, &strategy));
   return check_applicable(strategy, problem);
 }
