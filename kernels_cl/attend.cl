@@ -303,7 +303,7 @@ static inline void softmax_panel(rows *r, const block *b, int panel, const float
     base[i] = top[i] == -INFINITY ? (float16)(0.0f) : top[i];
     r->alpha[panel][i] = exp2_neg(r->m[panel][i] - base[i]);
     r->m[panel][i] = top[i];
-    sum[i] = r->l[panel][i] * r->alpha[panel][i];
+    sum[i] = (float16)(0.0f);
   }
   _Pragma("clang loop unroll_count(2)") for (int key = 0; key < b->num_keys; key++) {
     UNROLL for (int i = 0; i < ROW_VECS; i++) {
@@ -312,10 +312,12 @@ static inline void softmax_panel(rows *r, const block *b, int panel, const float
       sum[i] = sum[i] + p;
     }
   }
-  UNROLL for (int i = 0; i < ROW_VECS; i++) r->l[panel][i] = sum[i];
+  UNROLL for (int i = 0; i < ROW_VECS; i++) r->l[panel][i] =
+      r->l[panel][i] * r->alpha[panel][i] + sum[i];
 }
 
-/* acc = alpha acc + P V for OUT_ROWS rows and VECS vectors of dims. */
+/* acc = alpha acc + P V for OUT_ROWS rows and VECS vectors of dims. A block is summed on its own
+ * first: over many keys that halves the rounding error. */
 #define DEFINE_WEIGH(NAME, VECS)                                                                   \
   static inline void NAME(float16 *restrict acc, const float *restrict alpha,                      \
                           const float *restrict p, const float16 *restrict v, int num_keys) {      \
@@ -324,7 +326,7 @@ static inline void softmax_panel(rows *r, const block *b, int panel, const float
       UNROLL for (int i = 0; i < VECS; i++) PREFETCH(acc + (OUT_ROWS + r) * DIM_VECS + i);         \
     }                                                                                              \
     UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                    \
-      UNROLL for (int i = 0; i < VECS; i++) o[r][i] = acc[r * DIM_VECS + i] * (float16)(alpha[r]); \
+      UNROLL for (int i = 0; i < VECS; i++) o[r][i] = (float16)(0.0f);                             \
     }                                                                                              \
     _Pragma("clang loop unroll_count(2)") for (int key = 0; key < num_keys; key++) {               \
       UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                  \
@@ -333,7 +335,8 @@ static inline void softmax_panel(rows *r, const block *b, int panel, const float
       }                                                                                            \
     }                                                                                              \
     UNROLL for (int r = 0; r < OUT_ROWS; r++) {                                                    \
-      UNROLL for (int i = 0; i < VECS; i++) acc[r * DIM_VECS + i] = o[r][i];                       \
+      UNROLL for (int i = 0; i < VECS; i++) acc[r * DIM_VECS + i] =                                \
+          acc[r * DIM_VECS + i] * (float16)(alpha[r]) + o[r][i];                                   \
     }                                                                                              \
   }
 DEFINE_WEIGH(weigh2, 2)
