@@ -163,33 +163,52 @@ static cl_program build_from_binary(const job *j, const unsigned char *binary, s
   return NULL;
 }
 
-/* Index of our device among those of the program, which are all of the context; -1: not found. */
+/* The device that a sub-device is part of, NULL for a root device. */
+static cl_device_id parent_of(cl_device_id device) {
+  cl_device_id parent;
+  const cl_int code =
+      clGetDeviceInfo(device, CL_DEVICE_PARENT_DEVICE, sizeof(parent), &parent, NULL);
+  return code == CL_SUCCESS ? parent : NULL;
+}
+
+/* Index of our device among those of the program; -1: not found. PoCL lists whole devices where a
+ * program was built for their sub-devices. */
 static int find_device(const job *j, cl_program program, cl_uint num) {
   cl_device_id *devices = calloc(num, sizeof(*devices));
+  const cl_device_id parent = parent_of(j->device);
   int index = -1;
   if (devices != NULL && clGetProgramInfo(program, CL_PROGRAM_DEVICES, num * sizeof(*devices),
                                           devices, NULL) == CL_SUCCESS)
-    for (cl_uint i = 0; i < num; i++)
-      if (devices[i] == j->device) index = (int)i;
+    for (cl_uint i = 0; i < num && index < 0; i++)
+      if (devices[i] == j->device || (parent != NULL && devices[i] == parent)) index = (int)i;
   free(devices);
   return index;
 }
 
-/* The binary of device `index` of num; NULL pointers leave out the other ones. */
+/* Memory for the binaries of all devices. NULL should leave a device out, but PoCL writes there. */
+static bool allocate_binaries(const size_t *sizes, cl_uint num, unsigned char **binaries) {
+  for (cl_uint i = 0; i < num; i++) {
+    binaries[i] = sizes[i] > 0 ? malloc(sizes[i]) : NULL;
+    if (sizes[i] > 0 && binaries[i] == NULL) return false;
+  }
+  return true;
+}
+
+/* The binary of device `index` of num (owned), NULL if the driver has none. */
 static unsigned char *get_binary(cl_program program, cl_uint num, int index, size_t *out_size) {
   size_t *sizes = calloc(num, sizeof *sizes);
   unsigned char **binaries = calloc(num, sizeof *binaries), *binary = NULL;
   if (sizes != NULL && binaries != NULL &&
       clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, num * sizeof *sizes, sizes, NULL) ==
           CL_SUCCESS &&
-      sizes[index] > 0)
-    binary = binaries[index] = malloc(sizes[index]);
-  if (binary != NULL && clGetProgramInfo(program, CL_PROGRAM_BINARIES, num * sizeof *binaries,
-                                         binaries, NULL) != CL_SUCCESS) {
-    free(binary);
-    binary = NULL;
+      allocate_binaries(sizes, num, binaries) &&
+      clGetProgramInfo(program, CL_PROGRAM_BINARIES, num * sizeof *binaries, binaries, NULL) ==
+          CL_SUCCESS) {
+    *out_size = sizes[index];
+    binary = binaries[index];
+    binaries[index] = NULL;
   }
-  if (binary != NULL) *out_size = sizes[index];
+  for (cl_uint i = 0; binaries != NULL && i < num; i++) free(binaries[i]);
   free(sizes);
   free(binaries);
   return binary;
@@ -197,7 +216,7 @@ static unsigned char *get_binary(cl_program program, cl_uint num, int index, siz
 
 static void store(const job *j, cl_program program, const char *path) {
   cl_uint num = 0;
-  size_t size;
+  size_t size = 0;
   if (clGetProgramInfo(program, CL_PROGRAM_NUM_DEVICES, sizeof num, &num, NULL) != CL_SUCCESS)
     return;
   const int index = find_device(j, program, num);
