@@ -77,15 +77,31 @@ static const char *const others[] = {"last_step_even",      "last_step_odd", "se
                                      "zero_length_request", "copy_queue",    "query_tile",
                                      "more_slots",          "not_causal",    "rank_order"};
 
+static void add_named(check_classes *classes, const char *kind, const char *which, int count) {
+  char name[40];
+  snprintf(name, sizeof name, "%s_%s", kind, which);
+  add(classes, name, count);
+}
+
+/* All classes are listed from the start, so that one that is never hit shows. */
 void check_classes_init(check_classes *classes) {
+  static const char *const ranks[] = {"1", "2", "3", "4", "5", "7", "8"};
+  static const char *const maps[] = {"striped", "paged", "contiguous", "weighted", "blocks"};
   classes->num = 0;
   for (int k = 0; k < NUM_OF_REQUESTS; k++) add(classes, classes_of_requests[k].name, 0);
   for (size_t k = 0; k < sizeof others / sizeof others[0]; k++) add(classes, others[k], 0);
+  for (int i = 0; i < kvr_num_strategies(); i++)
+    add_named(classes, "strategy", kvr_strategy_name(i), 0);
+  for (size_t k = 0; k < sizeof ranks / sizeof ranks[0]; k++)
+    add_named(classes, "ranks", ranks[k], 0);
+  for (size_t k = 0; k < sizeof maps / sizeof maps[0]; k++) add_named(classes, "map", maps[k], 0);
+  for (int i = 0; i < KVR_NUM_DTYPES; i++)
+    add_named(classes, "dtype", kvr_dtype_name((kvr_dtype)i), 0);
 }
 
 void check_classes_count(check_classes *classes, const check_case *c, const char *strategy,
                          int last_step) {
-  char name[40];
+  char ranks[16];
   int active = 0;
   for (int i = 0; i < c->num_requests; i++) active += c->requests[i].num_new > 0;
   for (int k = 0; k < NUM_OF_REQUESTS; k++) {
@@ -103,12 +119,9 @@ void check_classes_count(check_classes *classes, const check_case *c, const char
   add(classes, "more_slots", c->slots > 2);
   add(classes, "not_causal", !c->causal);
   add(classes, "rank_order", c->rank_order);
-  snprintf(name, sizeof name, "strategy_%s", strategy);
-  add(classes, name, 1);
-  snprintf(name, sizeof name, "ranks_%d", c->ranks);
-  add(classes, name, 1);
-  snprintf(name, sizeof name, "map_%s", c->map);
-  add(classes, name, 1);
-  snprintf(name, sizeof name, "dtype_%s", kvr_dtype_name(c->dtype));
-  add(classes, name, 1);
+  snprintf(ranks, sizeof ranks, "%d", c->ranks);
+  add_named(classes, "strategy", strategy, 1);
+  add_named(classes, "ranks", ranks, 1);
+  add_named(classes, "map", c->map, 1);
+  add_named(classes, "dtype", kvr_dtype_name(c->dtype), 1);
 }

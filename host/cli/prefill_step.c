@@ -19,9 +19,10 @@ kvr_status cli_prefill_open_session(cli_prefill_job *job, cli_run *run) {
   if (strcmp(run->name, "auto") != 0) limits.strategies = run->name;
   for (int i = 0; i < s->num_requests; i++) {
     const cli_length *q = &s->requests[i];
-    const int last = kvr_max(0, kvr_ceil_div(q->num_new, s->chunk) - 1) * s->chunk;
+    /* A request that is done stays in the steps of longer ones, with all its tokens cached. */
+    const int before = kvr_min(q->num_new, kvr_max(0, s->num_steps - 1) * s->chunk);
     limits.max_new_tokens += kvr_min(s->chunk, q->num_new);
-    limits.max_context = kvr_max(limits.max_context, q->num_cached + last);
+    limits.max_context = kvr_max(limits.max_context, q->num_cached + before);
   }
   return kvr_session_create(job->group, job->cache, &limits, &run->session);
 }

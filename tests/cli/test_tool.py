@@ -118,7 +118,7 @@ def test_prefill_shapes(_):
 
 def test_input_and_output(folder):
     tokens, shape = 90, {"q": 4, "k": 2, "v": 2}
-    tensors = {name: ("F32", [tokens, heads, 32], floats(tokens * heads * 32, heads + ord(name)))
+    tensors = {name: ("F32", [tokens, heads, 64], floats(tokens * heads * 64, heads + ord(name)))
                for name, heads in shape.items()}
     write_safetensors(folder / "in.safetensors", tensors)
     outs = []
@@ -127,14 +127,14 @@ def test_input_and_output(folder):
         kvring("prefill", "--ranks", ranks, "--chunk", chunk, "--input", folder / "in.safetensors", "--output",
                path, "--verify", "--strategy", "ring")
         header, data = read_safetensors(path)
-        assert header["out"]["shape"] == [tokens, 4, 32] and header["lse"]["shape"] == [tokens, 4]
+        assert header["out"]["shape"] == [tokens, 4, 64] and header["lse"]["shape"] == [tokens, 4]
         begin, end = header["out"]["data_offsets"]
-        outs.append(struct.unpack(f"<{tokens * 4 * 32}f", data[begin:end]))
+        outs.append(struct.unpack(f"<{tokens * 4 * 64}f", data[begin:end]))
     assert max(abs(a - b) for a, b in zip(*outs)) < 1e-5
     kvring("prefill", "--input", folder / "in.safetensors", "--heads", 8, code=2, has="--heads is 8")
-    tensors["v"] = ("F32", [tokens, 1, 32], floats(tokens * 32, 1))
+    tensors["v"] = ("F32", [tokens, 1, 64], floats(tokens * 64, 1))
     write_safetensors(folder / "bad.safetensors", tensors)
-    kvring("prefill", "--input", folder / "bad.safetensors", code=2, has="(90, 1, 32)")
+    kvring("prefill", "--input", folder / "bad.safetensors", code=2, has="(90, 1, 64)")
     raw = (folder / "in.safetensors").read_bytes()
     (folder / "short.safetensors").write_bytes(raw[:-100])
     kvring("prefill", "--input", folder / "short.safetensors", code=1, has="truncated")
