@@ -177,6 +177,7 @@ static void test_bad_arguments(void **state) {
   assert_int_equal(kvr_group_create(&desc, &group), KVR_E_RANGE);
   desc.struct_size = 1;
   assert_int_equal(kvr_group_create(&desc, &group), KVR_E_SHAPE);
+  assert_message("struct_size is 1, this library expects");
   assert_int_equal(create(1, "no such device", &group), KVR_E_RANGE);
   assert_null(group);
   kvr_group_destroy(NULL);
@@ -226,7 +227,11 @@ static bool can_cut(char *entry, size_t size) {
                   NULL);
   kvr_group_destroy(whole);
   snprintf(entry, size, "%d.%d", info.platform_index, info.device_index);
-  return types[0] != 0 && info.compute_units >= 2;
+  const bool can = types[0] != 0 && info.compute_units >= 2;
+  if (!can)
+    print_message("skipped: %s has %d compute unit(s) and cannot be cut in two\n", info.name,
+                  info.compute_units);
+  return can;
 }
 
 static void test_sub_devices(void **state) {
@@ -290,6 +295,9 @@ static void test_budget(void **state) {
   check_memory(group, 0, 0, 0); /* the other rank has its own */
   kvr_group_free(group, 1, b, 400);
   check_memory(group, 1, 600, 1000);
+  device_ok(kvr_group_alloc(group, 1, 100, "third", &b), "kvr_group_alloc");
+  check_memory(group, 1, 700, 1000); /* below the peak */
+  kvr_group_free(group, 1, b, 100);
   device_ok(kvr_group_alloc(group, 1, 0, "nothing", &b), "kvr_group_alloc");
   assert_null(b);
   kvr_group_free(group, 1, b, 0);
