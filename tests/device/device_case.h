@@ -15,6 +15,9 @@ void device_ok(kvr_status status, const char *what);
 /* A random case whose data are rounded to dtype, with the answer computed from the rounded data. */
 void device_case_init(pure_case *c, uint64_t seed, kvr_dtype dtype);
 
+/* Fills a case whose problem, requests and options are set, rounded likewise. */
+void device_case_fill(pure_case *c, uint64_t seed);
+
 /* What a case needs on a device. The whole pool is NaN but for the cached tokens; pages are
  * shuffled. */
 typedef struct device_run {

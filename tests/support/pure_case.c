@@ -119,12 +119,16 @@ static void fill_new(pure_case *c) {
       }
 }
 
+/* Rows that are not sampled have no answer: NaN. */
 static void answer(pure_case *c) {
-  const kvr_problem *p = &c->problem;
-  const int NQ = p->num_q_heads;
-  for (int i = 0, token = 0; i < p->num_requests; i++)
+  const int NQ = c->problem.num_q_heads, D = c->problem.cache.head_dim;
+  const int step = c->sample > 1 ? c->sample : 1;
+  for (int j = 0; j < c->num_tokens * NQ * D; j++) c->want_out[j] = NAN;
+  for (int j = 0; j < c->num_tokens * NQ; j++) c->want_lse[j] = NAN;
+  for (int i = 0, token = 0; i < c->problem.num_requests; i++)
     for (int t = 0; t < c->requests[i].num_new; t++, token++)
-      for (int h = 0; h < NQ; h++) oracle_row(c, i, t, token, h);
+      for (int h = 0; h < NQ && (t % step == 0 || t + 1 == c->requests[i].num_new); h++)
+        oracle_row(c, i, t, token, h);
 }
 
 void case_map(pure_case *c, double (*f)(double, kvr_dtype)) {

@@ -11,6 +11,7 @@ typedef struct pure_case {
   kvr_options options;
   kvr_request requests[CASE_MAX_REQUESTS];
   int weights[CASE_MAX_RANKS];
+  int sample; /* the answer is computed for every sample-th token and the last; 0: for all */
   int num_tokens;
   double *q, *k, *v; /* new tokens */
   double *out, *lse;
