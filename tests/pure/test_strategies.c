@@ -115,6 +115,67 @@ static void test_dropped_dependencies_are_noticed(void **state) {
   }
 }
 
+/* ---- copies in flight ---- */
+
+static bool is_ready(const kvr_schedule *s, int i, const char *done) {
+  const int *deps = kvr_op_deps(s, &s->ops[i]);
+  for (int d = 0; d < s->ops[i].num_deps; d++)
+    if (done[deps[d]] != 2) return false;
+  return true;
+}
+
+/* Starts and ends ops at random as far as dependencies allow, out of order; returns the most copies
+ * that were ever in flight on one link. */
+static int most_in_flight(const kvr_schedule *s, uint64_t seed) {
+  const int P = s->layout.num_ranks;
+  char *done = calloc((size_t)s->num_ops, 1); /* 0 waiting, 1 running, 2 done */
+  int *flying = calloc((size_t)(P * P), sizeof *flying), left = s->num_ops, most = 0;
+  assert_non_null(done);
+  assert_non_null(flying);
+  while (left > 0) {
+    const int i = case_between(&seed, 0, s->num_ops - 1);
+    const kvr_op *op = &s->ops[i];
+    int *link = op->peer >= 0 ? &flying[op->peer * P + op->rank] : NULL;
+    if (done[i] == 0 && is_ready(s, i, done)) {
+      done[i] = 1;
+      if (link != NULL && ++*link > most) most = *link;
+    } else if (done[i] == 1 && case_between(&seed, 0, 3) == 0) { /* running ops linger */
+      done[i] = 2;
+      left--;
+      if (link != NULL) --*link;
+    }
+  }
+  free(done);
+  free(flying);
+  return most;
+}
+
+static int most_over_orders(const kvr_strategy *strategy, int P, unsigned drop) {
+  pure_case c = big_case(P);
+  c.problem.requests = c.requests;
+  case_fill(&c, 99);
+  kvr_schedule *s = mutant(strategy, &c, drop);
+  int most = 0;
+  for (uint64_t order = 1; order <= 20; order++) {
+    const int n = most_in_flight(s, order);
+    most = n > most ? n : most;
+  }
+  kvr_schedule_destroy(s);
+  case_free(&c);
+  return most;
+}
+
+static void test_one_copy_in_flight_per_link(void **state) {
+  (void)state;
+  for (int i = 0; i < kvr_num_strategies(); i++) {
+    const kvr_strategy *strategy = kvr_strategy_get(i);
+    if (!strategy->serves_cache) continue;
+    for (int P = 2; P <= 5; P++)
+      assert_int_equal(most_over_orders(strategy, P, KVR_DROP_NOTHING), 1);
+    assert_true(most_over_orders(strategy, 4, KVR_DROP_LINK) > 1); /* the rule is what does it */
+  }
+}
+
 /* One op is spoiled; the data check must notice. */
 typedef bool spoil(kvr_op *op);
 static bool spoil_block(kvr_op *op) {
@@ -195,6 +256,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_strategy_equals_dense_attention),
       cmocka_unit_test(test_dropped_dependencies_are_noticed),
+      cmocka_unit_test(test_one_copy_in_flight_per_link),
       cmocka_unit_test(test_spoiled_ops_are_noticed),
       cmocka_unit_test(test_wrong_source_rank_is_noticed),
   };
