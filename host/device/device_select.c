@@ -249,8 +249,8 @@ static kvr_status add_list(const kvr_devices *all, const char *list, int num_ran
                            kvr_places *places) {
   for (const char *at = list;; at++) {
     const size_t len = strcspn(at, ",");
-    const kvr_device *device = NULL;
-    entry e;
+    const kvr_device *device = all->devices; /* find() sets it */
+    entry e = {.parts = 1};
     KVR_TRY(read_entry(at, len, &e));
     KVR_TRY(find(all, e.text, &device));
     KVR_TRY(add(places, device, e.parts == 0 ? num_ranks : e.parts));
@@ -261,7 +261,7 @@ static kvr_status add_list(const kvr_devices *all, const char *list, int num_ran
 
 kvr_status kvr_places_init(const kvr_devices *devices, const char *list, int num_ranks,
                            kvr_places *places) {
-  const kvr_device *device = NULL;
+  const kvr_device *device = devices->devices; /* find_default() sets it */
   kvr_status status;
   *places = (kvr_places){0};
   if (list != NULL && list[0] != '\0') {

@@ -96,6 +96,7 @@ static void job_fini(job *j) {
   free(j->source);
   free(j->options);
   free(j->key);
+  *j = (job){0};
 }
 
 static kvr_status job_init(job *j, const kvr_group *group, int rank, const char *file,
@@ -247,7 +248,7 @@ kvr_status kvr_program_create(const kvr_group *group, int rank, const char *file
     return kvr_fail(KVR_E_NULL, "group, file, options or out is NULL");
   KVR_TRY(kvr_group_check_rank(group, rank));
   KVR_TRY(check_options(options));
-  job j;
+  job j = {.file = file};
   KVR_TRY(job_init(&j, group, rank, file, options));
   const kvr_status status = build(&j, out);
   job_fini(&j);
