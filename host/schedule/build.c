@@ -61,19 +61,28 @@ kvr_status kvr_build_stage(kvr_schedule *s, kvr_at at, kvr_ref dst, int local0) 
   return kvr_schedule_append(s, &op);
 }
 
+kvr_status kvr_build_cache_write(kvr_schedule *s, kvr_at at, kvr_ref src, kvr_rows tokens,
+                                 int owned) {
+  kvr_op op = make_op(KVR_OP_CACHE_WRITE, at, src.rank);
+  op.src = src;
+  op.dst = kvr_make_ref(KVR_BUF_CACHE, src.rank, at.request,
+                        kvr_layout_share(&s->layout, at.request, src.rank), owned);
+  op.split = tokens.split;
+  op.t0 = tokens.t0;
+  op.t1 = tokens.t1;
+  return kvr_schedule_append(s, &op);
+}
+
 kvr_status kvr_build_cache_writes(kvr_schedule *s) {
   for (int i = 0; i < s->layout.num_requests; i++) {
     const kvr_request *request = &s->problem.requests[i];
-    const int end = request->num_cached + request->num_new;
+    const kvr_rows all = {.num = request->num_new, .split = request->num_new};
     for (int r = 0; r < s->layout.num_ranks; r++) {
-      const int share = kvr_layout_share(&s->layout, i, r);
-      const int num = kvr_map_count(&s->problem.cache, end, r) - share;
-      if (num == 0) continue;
-      kvr_op op = make_op(KVR_OP_CACHE_WRITE, (kvr_at){i, 0, -1, -1}, r);
-      op.src = kvr_make_ref(KVR_BUF_CURRENT, r, KVR_ALL, s->layout.token0[i], request->num_new);
-      op.dst = kvr_make_ref(KVR_BUF_CACHE, r, i, share, num);
-      op.split = request->num_new;
-      KVR_TRY(kvr_schedule_append(s, &op));
+      const int owned =
+          kvr_map_count(&s->problem.cache, request->num_cached + request->num_new, r) -
+          kvr_layout_share(&s->layout, i, r);
+      const kvr_ref src = kvr_make_ref(KVR_BUF_CURRENT, r, KVR_ALL, s->layout.token0[i], all.num);
+      if (owned > 0) KVR_TRY(kvr_build_cache_write(s, (kvr_at){i, 0, -1, -1}, src, all, owned));
     }
   }
   return KVR_OK;

@@ -18,6 +18,10 @@ kvr_status kvr_build_gather_current(kvr_schedule *s);
 kvr_status kvr_build_stage(kvr_schedule *s, kvr_at at, kvr_ref dst, int local0);
 /* A copy between ranks (kind HOP, GATHER or SEND_STATE), or inside one (COPY, STAGE_NEW). */
 kvr_status kvr_build_copy(kvr_schedule *s, kvr_op_kind kind, kvr_at at, kvr_ref src, kvr_ref dst);
+/* The new tokens of src's rows (two runs), as far as the rank owns them (owned > 0), to its pages.
+ */
+kvr_status kvr_build_cache_write(kvr_schedule *s, kvr_at at, kvr_ref src, kvr_rows tokens,
+                                 int owned);
 /* Every rank stores its new tokens of every request, from the gathered new KV. */
 kvr_status kvr_build_cache_writes(kvr_schedule *s);
 

@@ -6,6 +6,7 @@
 
 #include "base/arith.h"
 #include "base/error.h"
+#include "schedule/coverage.h"
 #include "schedule/verify.h"
 
 /* KV rows in a slot or in one rank's part of the gathered buffer. */
@@ -25,16 +26,9 @@ typedef struct row_set {
   int owner, request, pass, first, num;
 } row_set;
 
-/* Keys that a state has seen: nodes of a persistent list, so that copies of a state are cheap. */
-typedef struct seen {
-  int shard; /* or -1: new tokens */
-  int begin, end;
-  int next;
-} seen;
-
 typedef struct state_content {
   row_set rows;
-  int list; /* of seen, or -1 */
+  int seen; /* list of keys, see coverage.h */
 } state_content;
 
 typedef struct tracker {
@@ -46,10 +40,7 @@ typedef struct tracker {
   bool *present;         /* (P to, P from, R, 2) run of new rows has arrived */
   int *stored;           /* (R, P) new tokens stored by a rank */
   int *written;          /* (P) output rows written */
-  seen *nodes;
-  int num_nodes, cap_nodes;
-  seen *sorted; /* scratch of check_coverage */
-  int cap_sorted;
+  kvr_coverage keys;
 } tracker;
 
 static kvr_status fail(const tracker *t, const char *what) {
@@ -215,17 +206,7 @@ static kvr_status copy(tracker *t, const kvr_op *op) {
 /* ---- launches ---- */
 
 static kvr_status see(tracker *t, state_content *state, int shard, int begin, int end) {
-  if (begin >= end) return KVR_OK;
-  if (t->num_nodes == t->cap_nodes) {
-    const int larger = t->cap_nodes < 64 ? 64 : 2 * t->cap_nodes;
-    seen *moved = realloc(t->nodes, (size_t)larger * sizeof *moved);
-    if (moved == NULL) return no_memory();
-    t->nodes = moved;
-    t->cap_nodes = larger;
-  }
-  t->nodes[t->num_nodes] = (seen){shard, begin, end, state->list};
-  state->list = t->num_nodes++;
-  return KVR_OK;
+  return kvr_coverage_add(&t->keys, &state->seen, shard, begin, end);
 }
 
 static kvr_status see_cached(tracker *t, const kvr_op *op, state_content *state) {
@@ -281,44 +262,17 @@ static kvr_status check_row_tokens(tracker *t, const kvr_op *op, row_set set) {
   return ok ? KVR_OK : fail(t, "attends rows under wrong tokens");
 }
 
-static int by_begin(const void *x, const void *y) {
-  const seen *a = x, *b = y;
-  if (a->shard != b->shard) return a->shard < b->shard ? -1 : 1;
-  return a->begin < b->begin ? -1 : a->begin > b->begin;
-}
-
-static kvr_status collect(tracker *t, int list, int *num) {
-  for (int i = list; i >= 0; i = t->nodes[i].next) {
-    if (*num == t->cap_sorted) {
-      const int larger = t->cap_sorted < 64 ? 64 : 2 * t->cap_sorted;
-      seen *moved = realloc(t->sorted, (size_t)larger * sizeof *moved);
-      if (moved == NULL) return no_memory();
-      t->sorted = moved;
-      t->cap_sorted = larger;
-    }
-    t->sorted[(*num)++] = t->nodes[i];
-  }
-  return KVR_OK;
-}
-
-/* The collected intervals must tile each share, and the new tokens up to the last row's, once. */
-static kvr_status check_tiling(tracker *t, row_set rows, int num) {
+/* The collected keys must tile each share, and the new tokens up to the last row's, once. */
+static kvr_status check_tiling(tracker *t, row_set rows) {
   const kvr_layout *l = &t->s->layout;
-  qsort(t->sorted, (size_t)num, sizeof *t->sorted, by_begin);
-  int i = 0;
+  const kvr_rows own = kvr_rows_slice(*kvr_layout_rows(l, rows.request, rows.owner), rows.first,
+                                      rows.first + rows.num);
   for (int shard = -1; shard < l->num_ranks; shard++) {
-    const kvr_rows own = kvr_rows_slice(*kvr_layout_rows(l, rows.request, rows.owner), rows.first,
-                                        rows.first + rows.num);
     const int need = shard >= 0             ? kvr_layout_share(l, rows.request, shard)
                      : t->s->problem.causal ? kvr_rows_token_end(own)
                                             : t->s->problem.requests[rows.request].num_new;
-    int at = 0;
-    for (; i < num && t->sorted[i].shard == shard; i++) {
-      if (t->sorted[i].begin < at) return fail(t, "a row meets a key twice");
-      if (t->sorted[i].begin > at && at < need) return fail(t, "a row misses a visible key");
-      at = t->sorted[i].end;
-    }
-    if (at < need) return fail(t, "a row misses a visible key");
+    const char *wrong = kvr_coverage_check(&t->keys, shard, need);
+    if (wrong != NULL) return fail(t, wrong);
   }
   return KVR_OK;
 }
@@ -346,9 +300,9 @@ static kvr_status finish(tracker *t, const kvr_op *op, const state_content *stat
 static kvr_status attend(tracker *t, const kvr_op *op) {
   const kvr_schedule *s = t->s;
   if (op->attend.num_rows == 0) { /* a lane or tile without rows: nothing is held */
-    t->states[piece_of(s, op->state)] = (state_content){{.owner = NOBODY}, -1};
+    t->states[piece_of(s, op->state)] = (state_content){{.owner = NOBODY}, KVR_SEEN_NOTHING};
     if (op->state.index == KVR_ALL)
-      t->states[piece_of(s, op->state) + 1] = (state_content){{.owner = NOBODY}, -1};
+      t->states[piece_of(s, op->state) + 1] = (state_content){{.owner = NOBODY}, KVR_SEEN_NOTHING};
     return KVR_OK;
   }
   if (!op->launch) return op->attend.kv_end == 0 ? KVR_OK : fail(t, "a marker has keys to attend");
@@ -357,7 +311,7 @@ static kvr_status attend(tracker *t, const kvr_op *op) {
     return fail(t, "attends query rows that are not there");
   KVR_TRY(check_row_tokens(t, op, set));
   state_content *held = &t->states[piece_of(s, op->state)];
-  state_content state = {set, -1};
+  state_content state = {set, KVR_SEEN_NOTHING};
   if (op->attend.carry_in) {
     if (!same_rows(held->rows, set)) return fail(t, "carries the state of other rows");
     state = *held;
@@ -368,9 +322,9 @@ static kvr_status attend(tracker *t, const kvr_op *op) {
   if (op->state.index == KVR_ALL) t->states[piece_of(s, op->state) + 1] = state;
   if (!op->attend.finish) return KVR_OK;
   if (op->dst.buffer == KVR_BUF_OUT) {
-    int num = 0;
-    KVR_TRY(collect(t, state.list, &num));
-    KVR_TRY(check_tiling(t, set, num));
+    kvr_coverage_clear(&t->keys);
+    KVR_TRY(kvr_coverage_collect(&t->keys, state.seen));
+    KVR_TRY(check_tiling(t, set));
   }
   return finish(t, op, &state, 1);
 }
@@ -386,14 +340,14 @@ static kvr_status merge(tracker *t, const kvr_op *op) {
   const int num_lanes = has_state && !same_rows(lanes[0].rows, lanes[1].rows) ? 2 : 1;
   int rows = 0;
   for (int lane = 0; lane < num_lanes; lane++) {
-    int num = 0;
-    if (has_state) KVR_TRY(collect(t, lanes[lane].list, &num));
+    kvr_coverage_clear(&t->keys);
+    if (has_state) KVR_TRY(kvr_coverage_collect(&t->keys, lanes[lane].seen));
     for (int i = 0; i < parts; i++) {
       if (!same_rows(part[i].rows, lanes[0].rows)) return fail(t, "merges states of other rows");
-      KVR_TRY(collect(t, part[i].list, &num));
+      KVR_TRY(kvr_coverage_collect(&t->keys, part[i].seen));
     }
     rows += lanes[lane].rows.num;
-    if (lanes[lane].rows.num > 0) KVR_TRY(check_tiling(t, lanes[lane].rows, num));
+    if (lanes[lane].rows.num > 0) KVR_TRY(check_tiling(t, lanes[lane].rows));
   }
   if (rows != op->dst.rows) return fail(t, "merges another number of rows than it writes");
   return finish(t, op, lanes, num_lanes);
@@ -476,7 +430,7 @@ static kvr_status allocate(tracker *t) {
   for (size_t i = 0; i < n; i++) {
     t->kv[i] = (kv_content){.request = -1};
     t->queries[i] = (row_set){.owner = NOBODY};
-    t->states[i] = (state_content){{.owner = NOBODY}, -1};
+    t->states[i] = (state_content){{.owner = NOBODY}, KVR_SEEN_NOTHING};
   }
   return KVR_OK;
 }
@@ -496,7 +450,6 @@ kvr_status kvr_verify_data(const kvr_schedule *s) {
   free(t.present);
   free(t.stored);
   free(t.written);
-  free(t.nodes);
-  free(t.sorted);
+  kvr_coverage_fini(&t.keys);
   return status;
 }

@@ -81,28 +81,7 @@ static kvr_status build_pass(kvr_schedule *s, kvr_stager *stager, kvr_at at) {
   return KVR_OK;
 }
 
-static kvr_status build_all(kvr_schedule *s, kvr_stager *stager) {
-  KVR_TRY(kvr_build_gather_current(s));
-  for (int i = 0; i < s->layout.num_requests; i++) {
-    kvr_stager_reset(s, stager);
-    for (int pass = 0; pass < kvr_schedule_num_passes(s, i); pass++) {
-      const kvr_at at = {i, pass, -1, -1};
-      if (s->problem.requests[i].num_cached > 0)
-        KVR_TRY(build_pass(s, stager, at));
-      else
-        KVR_TRY(kvr_build_attend_current(s, at));
-    }
-  }
-  return kvr_build_cache_writes(s);
-}
-
-static kvr_status build(kvr_schedule *s) {
-  kvr_stager stager;
-  KVR_TRY(kvr_stager_init(s, &stager));
-  const kvr_status status = build_all(s, &stager);
-  kvr_stager_fini(&stager);
-  return status;
-}
+static kvr_status build(kvr_schedule *s) { return kvr_build_over_shares(s, build_pass); }
 
 static int64_t bytes(const kvr_schedule *s) {
   int64_t rows = 0;

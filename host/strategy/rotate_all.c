@@ -135,22 +135,10 @@ static kvr_status write_passing(kvr_schedule *s, kvr_at at, int r) {
                    kvr_map_count(cache, cached + p.rows.t1, r);
   const int owned = (p.rows.split > 0 ? head : 0) + (p.num_new > p.rows.split ? tail : 0);
   if (owned == 0) return KVR_OK;
-  const kvr_op op = {.kind = KVR_OP_CACHE_WRITE,
-                     .rank = r,
-                     .peer = -1,
-                     .request = at.request,
-                     .pass = at.pass,
-                     .block = at.block,
-                     .step = at.step,
-                     .launch = true,
-                     .src = kvr_make_ref(KVR_BUF_SLOT, r, at.step % s->options.num_slots,
-                                         p.num_cached, p.num_new),
-                     .dst = kvr_make_ref(KVR_BUF_CACHE, r, at.request,
-                                         kvr_layout_share(&s->layout, at.request, r), owned),
-                     .split = p.rows.split,
-                     .t0 = p.rows.t0,
-                     .t1 = p.rows.t1};
-  return kvr_schedule_append(s, &op);
+  return kvr_build_cache_write(s, at,
+                               kvr_make_ref(KVR_BUF_SLOT, r, at.step % s->options.num_slots,
+                                            p.num_cached, p.num_new),
+                               p.rows, owned);
 }
 
 static kvr_status trip(kvr_schedule *s, kvr_at at) {

@@ -5,26 +5,24 @@
 #include "base/arith.h"
 #include "base/error.h"
 
-kvr_status kvr_stager_init(const kvr_schedule *s, kvr_stager *stager) {
-  const size_t P = (size_t)s->layout.num_ranks;
-  *stager = (kvr_stager){.num_slots = s->options.num_slots};
-  stager->held = calloc(P * (size_t)stager->num_slots, sizeof *stager->held);
-  stager->next = calloc(P, sizeof *stager->next);
-  if (stager->held == NULL || stager->next == NULL) {
-    kvr_stager_fini(stager);
-    return kvr_fail(KVR_E_OOM, "no host memory for the schedule");
-  }
-  kvr_stager_reset(s, stager);
-  return KVR_OK;
-}
-
-void kvr_stager_fini(kvr_stager *stager) {
+static void fini(kvr_stager *stager) {
   free(stager->held);
   free(stager->next);
 }
 
-void kvr_stager_reset(const kvr_schedule *s, kvr_stager *stager) {
+/* Slots hold blocks of one request at a time. */
+static void forget(const kvr_schedule *s, kvr_stager *stager) {
   for (int i = 0; i < s->layout.num_ranks * stager->num_slots; i++) stager->held[i] = -1;
+}
+
+static kvr_status init(const kvr_schedule *s, kvr_stager *stager) {
+  const size_t P = (size_t)s->layout.num_ranks;
+  *stager = (kvr_stager){.num_slots = s->options.num_slots};
+  stager->held = calloc(P * (size_t)stager->num_slots, sizeof *stager->held);
+  stager->next = calloc(P, sizeof *stager->next);
+  if (stager->held != NULL && stager->next != NULL) return KVR_OK;
+  fini(stager);
+  return kvr_fail(KVR_E_OOM, "no host memory for the schedule");
 }
 
 kvr_status kvr_stager_get(kvr_schedule *s, kvr_stager *stager, kvr_at at, int rank, kvr_ref *out) {
@@ -44,4 +42,27 @@ kvr_status kvr_stager_get(kvr_schedule *s, kvr_stager *stager, kvr_at at, int ra
 
 int kvr_stager_num_blocks(const kvr_schedule *s, int request, int rank) {
   return kvr_ceil_div(kvr_layout_share(&s->layout, request, rank), s->options.tile);
+}
+
+static kvr_status build_all(kvr_schedule *s, kvr_stager *stager, kvr_share_pass *build_pass) {
+  KVR_TRY(kvr_build_gather_current(s));
+  for (int i = 0; i < s->layout.num_requests; i++) {
+    forget(s, stager);
+    for (int pass = 0; pass < kvr_schedule_num_passes(s, i); pass++) {
+      const kvr_at at = {i, pass, -1, -1};
+      if (s->problem.requests[i].num_cached > 0)
+        KVR_TRY(build_pass(s, stager, at));
+      else
+        KVR_TRY(kvr_build_attend_current(s, at));
+    }
+  }
+  return kvr_build_cache_writes(s);
+}
+
+kvr_status kvr_build_over_shares(kvr_schedule *s, kvr_share_pass *build_pass) {
+  kvr_stager stager;
+  KVR_TRY(init(s, &stager));
+  const kvr_status status = build_all(s, &stager, build_pass);
+  fini(&stager);
+  return status;
 }

@@ -11,10 +11,11 @@ typedef struct kvr_stager {
   int *next; /* (num_ranks) slot to fill next */
 } kvr_stager;
 
-kvr_status kvr_stager_init(const kvr_schedule *s, kvr_stager *stager);
-void kvr_stager_fini(kvr_stager *stager);
-/* Forgets everything: slots hold blocks of one request at a time. */
-void kvr_stager_reset(const kvr_schedule *s, kvr_stager *stager);
+/* Builds a whole step: new KV is gathered, passes with cached tokens are the strategy's, the others
+ * attend the new tokens alone, and the new tokens are stored. */
+typedef kvr_status kvr_share_pass(kvr_schedule *s, kvr_stager *stager, kvr_at at);
+kvr_status kvr_build_over_shares(kvr_schedule *s, kvr_share_pass *build_pass);
+
 /* The slot that holds block at.block of the rank's share, staging it if needed. */
 kvr_status kvr_stager_get(kvr_schedule *s, kvr_stager *stager, kvr_at at, int rank, kvr_ref *out);
 /* Blocks of a rank's own share. */
