@@ -99,7 +99,7 @@ static bool is_available(const kvr_session *s, const kvr_strategy *strategy) {
 /* The step's buffers must fit those of the session. */
 static kvr_status check_footprint(const kvr_session *s, const kvr_strategy *strategy,
                                   const kvr_bounds *bounds) {
-  const kvr_footprint need = kvr_footprint_of(strategy, bounds);
+  const kvr_footprint need = kvr_footprint_of(kvr_strategy_buffers(strategy), bounds);
   for (int b = 0; b < KVR_NUM_BUFFERS; b++)
     if (need.rows[b] > s->footprint.rows[b] || need.memories[b] > s->footprint.memories[b])
       return kvr_fail(
@@ -250,7 +250,7 @@ kvr_status kvr_plan_run(kvr_plan *plan, const kvr_io *io) {
 kvr_status kvr_plan_describe(const kvr_plan *plan, kvr_plan_info *out) {
   if (plan == NULL || out == NULL) return kvr_fail(KVR_E_NULL, "plan or out is NULL");
   const kvr_schedule *s = plan->schedule;
-  const kvr_footprint f = kvr_footprint_of(plan->strategy, &plan->bounds);
+  const kvr_footprint f = kvr_footprint_of(kvr_strategy_buffers(plan->strategy), &plan->bounds);
   const kvr_totals totals = kvr_schedule_totals(s);
   *out = (kvr_plan_info){.strategy = plan->strategy->name,
                          .reason = plan->reason,

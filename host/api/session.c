@@ -119,7 +119,7 @@ static kvr_status select_strategies(kvr_session *s, const kvr_limits *l, const k
   for (int i = 0; i < kvr_num_strategies(); i++) {
     const kvr_strategy *strategy = kvr_strategy_get(i);
     if (!wants_all(l) && !list_has(l->strategies, strategy->name)) continue;
-    const kvr_footprint own = kvr_footprint_of(strategy, bounds);
+    const kvr_footprint own = kvr_footprint_of(kvr_strategy_buffers(strategy), bounds);
     kvr_footprint both = s->footprint;
     kvr_footprint_merge(&both, &own);
     const kvr_status status = check_fit(s, &both, row_bytes, strategy->name);

@@ -3,6 +3,7 @@
 #define KVR_API_SESSION_H
 
 #include "exec/exec_cl.h"
+#include "strategy/strategy.h"
 
 struct kvr_session {
   kvr_group *group; /* borrowed */

@@ -4,9 +4,11 @@
 
 #include "kvring/status.h"
 
-/* Sets this thread's message (printf style) and returns status. */
-kvr_status kvr_fail(kvr_status status, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+/* Sets this thread's message (printf style). */
+void kvr_error_set(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* kvr_fail(status, format, ...): sets the message; its value is status. A macro, so that compilers
+ * see that it never means success. */
+#define kvr_fail(status, ...) (kvr_error_set(__VA_ARGS__), (status))
 /* Puts "prefix: " before the current message and returns status. */
 kvr_status kvr_fail_at(kvr_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

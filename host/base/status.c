@@ -26,14 +26,13 @@ const char *kvr_error_message(void) { return message; }
 const char *kvr_version(void) { return KVR_VERSION; }
 
 /* Formatted aside first: an argument may be the current message. */
-kvr_status kvr_fail(kvr_status status, const char *format, ...) {
+void kvr_error_set(const char *format, ...) {
   char text[MESSAGE_SIZE];
   va_list args;
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
   memcpy(message, text, strlen(text) + 1);
-  return status;
 }
 
 /* A message that gets too long loses its end. */

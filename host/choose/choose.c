@@ -78,7 +78,7 @@ typedef struct gate {
 
 static bool fits(const kvr_strategy *strategy, void *data) {
   const gate *g = data;
-  const kvr_footprint f = kvr_footprint_of(strategy, &g->bounds);
+  const kvr_footprint f = kvr_footprint_of(kvr_strategy_buffers(strategy), &g->bounds);
   return g->budget == 0 || kvr_footprint_bytes(&f, &g->row_bytes) <= g->budget;
 }
 
@@ -108,7 +108,7 @@ kvr_status kvr_plan_estimate(const kvr_problem *problem, const kvr_options *opti
   kvr_schedule *s;
   KVR_TRY(kvr_strategy_schedule(strategy, problem, options, &s));
   const kvr_bounds bounds = kvr_bounds_of(problem, &s->layout, &s->options);
-  const kvr_footprint f = kvr_footprint_of(strategy, &bounds);
+  const kvr_footprint f = kvr_footprint_of(kvr_strategy_buffers(strategy), &bounds);
   const kvr_totals totals = kvr_schedule_totals(s);
   *info = (kvr_plan_info){.strategy = strategy->name,
                           .num_ops = s->num_ops,

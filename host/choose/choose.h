@@ -2,7 +2,7 @@
 #ifndef KVR_CHOOSE_CHOOSE_H
 #define KVR_CHOOSE_CHOOSE_H
 
-#include "strategy/footprint.h"
+#include "strategy/strategy.h"
 
 /* True if a strategy may be used; asked before a choice is made. */
 typedef bool kvr_may_use(const kvr_strategy *strategy, void *data);

@@ -6,7 +6,7 @@
 #include "device/cache.h"
 #include "device/group.h"
 #include "kvring/opencl.h"
-#include "strategy/footprint.h"
+#include "schedule/footprint.h"
 
 typedef struct kvr_exec kvr_exec;
 

@@ -93,7 +93,7 @@ kvr_status kvr_verify_order(const kvr_schedule *s) {
     for (int r = 0; r < s->num_resources; r++) b.writer[r] = b.readers[r] = -1;
     status = walk(s, &b, accesses);
   } else {
-    kvr_fail(KVR_E_OOM, "no host memory to verify the schedule");
+    kvr_error_set("no host memory to verify the schedule");
   }
   free(accesses);
   free(b.writer);

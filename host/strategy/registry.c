@@ -37,6 +37,10 @@ kvr_status kvr_strategy_find(const char *name, const kvr_strategy **out) {
                   name);
 }
 
+unsigned kvr_strategy_buffers(const kvr_strategy *strategy) {
+  return strategy->uses | (1u << strategy->new_kv) | KVR_USES(Q) | KVR_USES(OUT) | KVR_USES(LSE);
+}
+
 static kvr_status check_applicable(const kvr_strategy *strategy, const kvr_problem *problem) {
   if (strategy->serves_cache) return KVR_OK;
   for (int i = 0; i < problem->num_requests; i++)

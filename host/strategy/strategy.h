@@ -3,6 +3,7 @@
 #define KVR_STRATEGY_STRATEGY_H
 
 #include "schedule/build.h"
+#include "schedule/footprint.h"
 
 #define KVR_USES(buffer) (1u << KVR_BUF_##buffer)
 
@@ -15,6 +16,9 @@ typedef struct kvr_strategy {
   /* Bytes that all ranks together send, by the closed formula. */
   int64_t (*bytes)(const kvr_schedule *schedule);
 } kvr_strategy;
+
+/* Every buffer that a step under the strategy uses, as a mask for kvr_footprint_of. */
+unsigned kvr_strategy_buffers(const kvr_strategy *strategy);
 
 /* Finds by name. Errors: KVR_E_RANGE naming the nearest known name. */
 kvr_status kvr_strategy_find(const char *name, const kvr_strategy **out);

@@ -1,4 +1,4 @@
-#include "strategy/footprint.h"
+#include "schedule/footprint.h"
 
 #include <stdint.h>
 
@@ -61,11 +61,10 @@ static int memories_of(kvr_buffer buffer, const kvr_bounds *b) {
   }
 }
 
-kvr_footprint kvr_footprint_of(const kvr_strategy *strategy, const kvr_bounds *bounds) {
-  const unsigned always = (1u << strategy->new_kv) | KVR_USES(Q) | KVR_USES(OUT) | KVR_USES(LSE);
+kvr_footprint kvr_footprint_of(unsigned buffers, const kvr_bounds *bounds) {
   kvr_footprint f = {{0}, {0}};
   for (int b = 0; b < KVR_NUM_BUFFERS; b++) {
-    if (!((strategy->uses | always) & (1u << b))) continue;
+    if (!(buffers & (1u << b))) continue;
     f.rows[b] = rows_of((kvr_buffer)b, bounds);
     f.memories[b] = f.rows[b] > 0 ? memories_of((kvr_buffer)b, bounds) : 0;
   }

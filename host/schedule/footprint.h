@@ -1,9 +1,9 @@
 /* Footprint: rows of every buffer that steps of bounded size need. One function sizes a session's
  * buffers, feeds the memory gate, and answers what a step would need. */
-#ifndef KVR_STRATEGY_FOOTPRINT_H
-#define KVR_STRATEGY_FOOTPRINT_H
+#ifndef KVR_SCHEDULE_FOOTPRINT_H
+#define KVR_SCHEDULE_FOOTPRINT_H
 
-#include "strategy/strategy.h"
+#include "schedule/schedule.h"
 
 /* Bounds of a step; all in rows (tokens). */
 typedef struct kvr_bounds {
@@ -28,7 +28,8 @@ typedef struct kvr_footprint {
   int rows[KVR_NUM_BUFFERS];     /* rows of each */
 } kvr_footprint;
 
-kvr_footprint kvr_footprint_of(const kvr_strategy *strategy, const kvr_bounds *bounds);
+/* buffers: bit b for kvr_buffer b, see kvr_strategy_buffers. */
+kvr_footprint kvr_footprint_of(unsigned buffers, const kvr_bounds *bounds);
 /* The larger of both in every buffer. */
 void kvr_footprint_merge(kvr_footprint *into, const kvr_footprint *from);
 /* Bytes of one buffer, and of all. */
