@@ -215,7 +215,7 @@ static cli_exit run(const cli_options *options) {
   suite *s = calloc(1, sizeof *s);
   cli_exit code = CLI_OK;
   if (s == NULL) {
-    kvr_fail(KVR_E_OOM, "no host memory");
+    (void)kvr_fail(KVR_E_OOM, "no host memory");
     return cli_report("check", CLI_FAILED);
   }
   s->options = options;

@@ -140,8 +140,8 @@ static kvr_status make_tables(check_trial *t, uint64_t seed) {
   if (pages == NULL) return kvr_fail(KVR_E_OOM, "no host memory for %d pages", num);
   for (int p = 0; p < num; p++) pages[p] = p;
   for (int p = num - 1; p > 0; p--) {
-    const int other =
-        (int)(cli_hash(seed + cli_hash((uint64_t)(c->index * 4096 + p))) % (uint64_t)(p + 1));
+    const uint64_t bits = cli_hash(seed + cli_hash((uint64_t)c->index << 32 | (uint64_t)p));
+    const int other = (int)(bits % (uint64_t)(p + 1));
     const int page = pages[p];
     pages[p] = pages[other];
     pages[other] = page;

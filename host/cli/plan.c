@@ -101,8 +101,11 @@ static cli_exit run(const cli_options *options) {
   if (cli_shape_init(options, &no_file, &shape) != KVR_OK) return cli_report("plan", CLI_USAGE);
   kvr_request *requests = calloc((size_t)shape.num_requests, sizeof *requests);
   cli_exit code = CLI_OK;
-  const kvr_status status = requests != NULL ? plan(options, &shape, requests)
-                                             : kvr_fail(KVR_E_OOM, "no host memory for requests");
+  kvr_status status = KVR_E_OOM;
+  if (requests != NULL)
+    status = plan(options, &shape, requests);
+  else
+    (void)kvr_fail(KVR_E_OOM, "no host memory for requests");
   if (status != KVR_OK)
     code = cli_report("plan", status == KVR_E_OOM || status == KVR_E_IO ? CLI_FAILED : CLI_USAGE);
   free(requests);
