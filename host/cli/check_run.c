@@ -1,6 +1,6 @@
 /* One configuration: output, LSE, cache bytes and bytes moved against what they must be. */
 #include <math.h>
-#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,14 +57,9 @@ double check_output_factor(const check_trial *t, const double *ref_out, const do
   return error.factor;
 }
 
-static void fail(check_verdict *v, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void fail(check_verdict *v, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(v->text, sizeof v->text, format, arguments);
-  va_end(arguments);
-  v->outcome = CHECK_FAILED;
-}
+/* Fails a verdict with a text (printf style). */
+#define FAIL(v, ...)                                                                               \
+  ((v)->outcome = CHECK_FAILED, (void)snprintf((v)->text, sizeof(v)->text, __VA_ARGS__))
 
 /* The pools as they were before the step, and every output byte NaN. */
 static kvr_status reset(check_trial *t) {
@@ -93,7 +88,7 @@ static void check_records(const check_trial *t, const kvr_plan *plan, const char
   int num;
   int64_t moved = 0;
   if (kvr_plan_trace(plan, &records, &num) != KVR_OK || kvr_plan_describe(plan, &info) != KVR_OK) {
-    fail(v, "no trace: %.200s", kvr_error_message());
+    FAIL(v, "no trace: %.200s", kvr_error_message());
     return;
   }
   for (int i = 0; i < num; i++) {
@@ -102,7 +97,7 @@ static void check_records(const check_trial *t, const kvr_plan *plan, const char
   }
   const int64_t want = check_bytes(&t->c, strategy);
   if (moved != want || info.bytes_formula != want || info.bytes_moved != want)
-    fail(v, "moved %lld bytes (schedule %lld, its formula %lld), expected %lld", (long long)moved,
+    FAIL(v, "moved %lld bytes (schedule %lld, its formula %lld), expected %lld", (long long)moved,
          (long long)info.bytes_moved, (long long)info.bytes_formula, (long long)want);
 }
 
@@ -110,20 +105,20 @@ static void check_cache(check_trial *t, check_verdict *v) {
   const size_t row = 2 * check_kv_row_bytes(&t->c);
   for (int r = 0; r < t->c.ranks; r++) {
     if (kvr_cache_export(t->cache, r, t->now, t->pool_bytes) != KVR_OK) {
-      fail(v, "cannot read the cache: %.200s", kvr_error_message());
+      FAIL(v, "cannot read the cache: %.200s", kvr_error_message());
       return;
     }
     size_t at = 0;
     while (at < t->pool_bytes && ((char *)t->now)[at] == ((char *)t->after[r])[at]) at++;
     if (at == t->pool_bytes) continue;
     const size_t token = at / row, page = (size_t)t->c.page_size;
-    fail(v, "cache of rank %d differs in page %zu, token %zu", r, token / page, token % page);
+    FAIL(v, "cache of rank %d differs in page %zu, token %zu", r, token / page, token % page);
     return;
   }
   for (int i = 0; i < t->c.num_requests; i++) {
     const kvr_request *q = &t->c.requests[i];
     if (kvr_cache_length(t->cache, t->ids[i]) != q->num_cached + q->num_new)
-      fail(v, "the cache holds %d tokens of request %d, expected %d",
+      FAIL(v, "the cache holds %d tokens of request %d, expected %d",
            kvr_cache_length(t->cache, t->ids[i]), i, q->num_cached + q->num_new);
   }
 }
@@ -132,7 +127,7 @@ static void judge(check_trial *t, const kvr_plan *plan, const char *strategy, ch
   v->factor = check_output_factor(t, t->ref_out, t->ref_lse);
   check_records(t, plan, strategy, v);
   if (v->outcome == CHECK_PASSED) check_cache(t, v);
-  if (!(v->factor <= 1)) fail(v, "output is off by %.3g times the tolerance", v->factor);
+  if (!(v->factor <= 1)) FAIL(v, "output is off by %.3g times the tolerance", v->factor);
 }
 
 void check_trial_run(check_trial *t, const char *strategy, check_verdict *v) {
@@ -157,7 +152,7 @@ void check_trial_run(check_trial *t, const char *strategy, check_verdict *v) {
   if (status == KVR_OK)
     judge(t, plan, strategy, v);
   else
-    fail(v, "%.230s", kvr_error_message());
+    FAIL(v, "%.230s", kvr_error_message());
   if (status == KVR_E_UNSUPPORTED || status == KVR_E_OOM) v->outcome = CHECK_SKIPPED;
   kvr_plan_destroy(plan);
 }

@@ -44,7 +44,7 @@ static void load_block(const cli_reference *r, int kv_head, int key0, int num, w
 
 static void scores(const double *restrict q, double (*restrict kt)[MAX_DIM][LANES], int D,
                    double *restrict out) {
-  for (int piece = 0; piece < KEYS / LANES; piece++) {
+  for (size_t piece = 0; piece < KEYS / LANES; piece++) {
     double sum[LANES] = {0};
     for (int d = 0; d < D; d++)
       for (int x = 0; x < LANES; x++) sum[x] += q[d] * kt[piece][d][x];
