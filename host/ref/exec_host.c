@@ -78,7 +78,7 @@ static kvr_status allocate(host_exec *x) {
       if (x->memory[b][i] == NULL)
         return kvr_fail(KVR_E_OOM, "no host memory for the reference run");
       for (size_t j = 0; j < count; j++)
-        x->memory[b][i][j] = NAN; /* unwritten rows must not matter */
+        x->memory[b][i][j] = (double)NAN; /* unwritten rows must not matter */
     }
   }
   return KVR_OK;
@@ -171,7 +171,7 @@ static void add_key(const double *q, const double *k, const double *v, double sc
   for (int d = 0; d < D; d++) score += q[d] * k[d];
   score *= scale;
   const double m = score > ml[0] ? score : ml[0];
-  const double keep = isinf(ml[0]) ? 0.0 : exp(ml[0] - m);
+  const double keep = ml[0] == -HUGE_VAL ? 0.0 : exp(ml[0] - m);
   const double p = exp(score - m);
   for (int d = 0; d < D; d++) acc[d] = keep * acc[d] + p * v[d];
   ml[0] = m;
@@ -181,7 +181,7 @@ static void add_key(const double *q, const double *k, const double *v, double sc
 static void clear_state(const host_exec *x, double *state) {
   const int NQ = x->s->problem.num_q_heads, D = x->s->problem.cache.head_dim;
   memset(state, 0, width(x, KVR_BUF_STATE) * sizeof(double));
-  for (int h = 0; h < NQ; h++) state[(size_t)NQ * (size_t)D + 2 * (size_t)h] = -INFINITY;
+  for (int h = 0; h < NQ; h++) state[(size_t)NQ * (size_t)D + 2 * (size_t)h] = -HUGE_VAL;
 }
 
 static void finish_row(const host_exec *x, const double *state, double *out, double *lse) {
@@ -232,7 +232,7 @@ static void attend(const host_exec *x, const kvr_op *op) {
 static void add_state(double *acc, double *ml, const double *acc_b, const double *ml_b, int D) {
   if (ml_b[1] == 0.0) return; /* weight 0: may hold anything */
   const double m = ml_b[0] > ml[0] ? ml_b[0] : ml[0];
-  const double a = isinf(ml[0]) ? 0.0 : exp(ml[0] - m), b = exp(ml_b[0] - m);
+  const double a = ml[0] == -HUGE_VAL ? 0.0 : exp(ml[0] - m), b = exp(ml_b[0] - m);
   for (int d = 0; d < D; d++) acc[d] = a * acc[d] + b * acc_b[d];
   ml[0] = m;
   ml[1] = a * ml[1] + b * ml_b[1];
@@ -257,14 +257,14 @@ static void merge_states(const host_exec *x, const kvr_op *op) {
 static void merge_outputs(const host_exec *x, const kvr_op *op) {
   const int NQ = x->s->problem.num_q_heads, D = x->s->problem.cache.head_dim;
   for (int i = 0; i < op->dst.rows * NQ; i++) {
-    double acc[2] = {-INFINITY, 0.0};
+    double acc[2] = {-HUGE_VAL, 0.0};
     double *out = ref_at(x, op->dst) + (size_t)i * (size_t)D;
     memset(out, 0, (size_t)D * sizeof *out);
     for (int part = 0; part < 2; part++) {
       const double *from =
           row_at(x, KVR_BUF_PART_OUT, op->rank, part, op->src.row) + (size_t)i * (size_t)D;
       const double lse = row_at(x, KVR_BUF_PART_LSE, op->rank, part, op->src.row)[i];
-      const double ml[2] = {lse, isinf(lse) ? 0.0 : 1.0};
+      const double ml[2] = {lse, lse == -HUGE_VAL ? 0.0 : 1.0};
       add_state(out, acc, from, ml, D);
     }
     for (int d = 0; d < D; d++) out[d] = acc[1] == 0.0 ? 0.0 : out[d] / acc[1];

@@ -50,7 +50,7 @@ void case_reset_cache(pure_case *c) {
   for (int i = 0; i < c->problem.num_requests; i++)
     for (int r = 0; r < P; r++) {
       double *share = c->cache[i * P + r];
-      for (size_t j = 0; j < (size_t)share_capacity(c, i, r) * w; j++) share[j] = NAN;
+      for (size_t j = 0; j < (size_t)share_capacity(c, i, r) * w; j++) share[j] = (double)NAN;
       for (int m = 0; m < kvr_map_count(&c->problem.cache, c->requests[i].num_cached, r); m++)
         memcpy(share + (size_t)m * w,
                c->context[i] + (size_t)kvr_map_position(&c->problem.cache, r, m) * w,
@@ -123,8 +123,8 @@ static void fill_new(pure_case *c) {
 static void answer(pure_case *c) {
   const int NQ = c->problem.num_q_heads, D = c->problem.cache.head_dim;
   const int step = c->sample > 1 ? c->sample : 1;
-  for (int j = 0; j < c->num_tokens * NQ * D; j++) c->want_out[j] = NAN;
-  for (int j = 0; j < c->num_tokens * NQ; j++) c->want_lse[j] = NAN;
+  for (int j = 0; j < c->num_tokens * NQ * D; j++) c->want_out[j] = (double)NAN;
+  for (int j = 0; j < c->num_tokens * NQ; j++) c->want_lse[j] = (double)NAN;
   for (int i = 0, token = 0; i < c->problem.num_requests; i++)
     for (int t = 0; t < c->requests[i].num_new; t++, token++)
       for (int h = 0; h < NQ && (t % step == 0 || t + 1 == c->requests[i].num_new); h++)
