@@ -1,22 +1,26 @@
-/* The inside of a KV cache, for the executor and the API. */
+/* The inside of a cache, for the layers above device. */
 #ifndef KVR_DEVICE_CACHE_H
 #define KVR_DEVICE_CACHE_H
 
+#include <stdbool.h>
+
 #include "device/group.h"
-#include "device/pages.h"
 #include "kvring/cache.h"
 
-/* A pool that exceeds the largest allocation lies in several buffers of whole pages. */
+/* Buffers that the pool of every rank is split over, >= 1. */
 int kvr_cache_num_buffers(const kvr_cache *cache);
-/* Buffer i of a rank's pool, with the pages it holds (borrowed). */
+/* Buffer i of a rank (borrowed): it holds pages [page_first, page_first + page_count). */
 cl_mem kvr_cache_buffer(const kvr_cache *cache, int rank, int i, int *page_first, int *page_count);
+/* Whether mem is one of the pools' buffers. */
 bool kvr_cache_owns(const kvr_cache *cache, cl_mem mem);
 
-/* KVR_OK if the request exists and has not failed. Errors: KVR_E_RANGE, KVR_E_STATE. */
+/* Whether a step may append to the request. Errors: KVR_E_RANGE for an unknown id, KVR_E_STATE
+ * after kvr_cache_mark_failed, or when the next token would go into a page that another request
+ * shares (a truncated one can get there). */
 kvr_status kvr_cache_check(const kvr_cache *cache, int id);
-/* After a step: the request now holds num_tokens tokens. */
+/* Sets the length after a step has written its tokens. */
 void kvr_cache_commit(kvr_cache *cache, int id, int num_tokens);
-/* After a failure that may have spoiled tokens: steps and reads are refused from now on. */
+/* Poisons a request: all that is left is to read, truncate or release it. */
 void kvr_cache_mark_failed(kvr_cache *cache, int id);
 
 #endif

@@ -111,8 +111,33 @@ static void test_pages_are_taken_and_given_back(void **state) {
   assert_int_equal(kvr_cache_num_free_pages(cache), PAGES);
   device_ok(kvr_cache_reserve(cache, b, 1), "kvr_cache_reserve");
   assert_int_equal(kvr_cache_table(cache, b, &entries)[0], first); /* last freed, first taken */
+  kvr_cache_destroy(cache);
+}
+
+/* The id of a released request is refused, also after another one was added. */
+static void test_stale_ids_are_refused(void **state) {
+  kvr_group *group = *state;
+  const kvr_cache_desc desc = desc_of(KVR_BF16, 1, NULL);
+  kvr_cache *cache;
+  int a, b, copy, entries;
+  device_ok(kvr_cache_create(group, &desc, &cache), "kvr_cache_create");
+  device_ok(kvr_cache_add(cache, &a), "kvr_cache_add");
+  round_trip(cache, a, 5);
+  device_ok(kvr_cache_release(cache, a), "kvr_cache_release");
+  device_ok(kvr_cache_add(cache, &b), "kvr_cache_add");
+  assert_int_not_equal(a, b);
+  round_trip(cache, b, 5);
   assert_int_equal(kvr_cache_length(cache, a), -1);
+  assert_null(kvr_cache_table(cache, a, &entries));
+  assert_int_equal(kvr_cache_reserve(cache, a, 9), KVR_E_RANGE);
+  assert_int_equal(kvr_cache_set_table(cache, a, (int[]){7}, 1), KVR_E_RANGE);
+  assert_int_equal(kvr_cache_share(cache, a, 0, &copy), KVR_E_RANGE);
+  assert_int_equal(kvr_cache_append(cache, a, k_rows, v_rows, 1), KVR_E_RANGE);
+  assert_int_equal(kvr_cache_read(cache, a, 0, 1, k_back, v_back), KVR_E_RANGE);
+  assert_int_equal(kvr_cache_truncate(cache, a, 0), KVR_E_RANGE);
   assert_int_equal(kvr_cache_release(cache, a), KVR_E_RANGE);
+  assert_non_null(strstr(kvr_error_message(), "released or never added"));
+  assert_int_equal(kvr_cache_length(cache, b), 5);
   kvr_cache_destroy(cache);
 }
 
@@ -128,9 +153,9 @@ static void test_tables_are_checked(void **state) {
     int table[3], num;
     kvr_status want;
     const char *word;
-  } cases[] = {{{3, PAGES, 0}, 2, KVR_E_TABLE, "page 12; the pool has 12"},
+  } cases[] = {{{3, PAGES, 0}, 2, KVR_E_TABLE, "page 12; the pool has pages 0 to 11"},
                {{-2, 0, 0}, 1, KVR_E_TABLE, "page -2"},
-               {{4, 5, 4}, 3, KVR_E_TABLE, "page 4 a second time"},
+               {{4, 5, 4}, 3, KVR_E_TABLE, "page 4, which the table names before"},
                {{4, 5, INT_MAX}, 2, KVR_OK, ""}}; /* entries past num are never looked at */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     assert_int_equal(kvr_cache_set_table(cache, a, cases[i].table, cases[i].num), cases[i].want);
@@ -140,7 +165,8 @@ static void test_tables_are_checked(void **state) {
   assert_int_equal(kvr_cache_set_table(cache, b, (int[]){6}, PAGES + 1), KVR_E_RANGE);
   assert_int_equal(kvr_cache_set_table(cache, b, NULL, 1), KVR_E_NULL);
   device_ok(kvr_cache_append(cache, a, k_rows, v_rows, 1), "kvr_cache_append");
-  assert_int_equal(kvr_cache_set_table(cache, a, (int[]){7, 8}, 2), KVR_E_STATE);
+  assert_int_equal(kvr_cache_set_table(cache, a, NULL, 0), KVR_E_CAPACITY); /* it has a token */
+  assert_non_null(strstr(kvr_error_message(), "the table has 0 entries, the 1 tokens"));
   device_ok(kvr_cache_set_table(cache, a, (int[]){4, 5, 9}, 3), "adding entries");
   assert_int_equal(kvr_cache_num_free_pages(cache), PAGES - 3);
   kvr_cache_destroy(cache);
@@ -156,7 +182,7 @@ static void test_prefix_sharing(void **state) {
   device_ok(kvr_cache_add(cache, &a), "kvr_cache_add");
   round_trip(cache, a, prefix + 5);
   assert_int_equal(kvr_cache_share(cache, a, prefix + 3, &b), KVR_E_RANGE);
-  assert_non_null(strstr(kvr_error_message(), "nearest smaller length is 24"));
+  assert_non_null(strstr(kvr_error_message(), "nearest smaller length that does is 24"));
   assert_int_equal(kvr_cache_share(cache, a, prefix + 6, &b), KVR_E_RANGE);
   device_ok(kvr_cache_share(cache, a, prefix, &b), "kvr_cache_share");
   assert_int_equal(kvr_cache_num_free_pages(cache), PAGES - 3);
@@ -167,11 +193,81 @@ static void test_prefix_sharing(void **state) {
   assert_memory_equal(k_back[prefix], k_rows[60], 8 * sizeof *k_rows);
   device_ok(kvr_cache_read(cache, a, 0, prefix + 5, k_back, v_back), "kvr_cache_read");
   assert_memory_equal(k_back, k_rows, (size_t)(prefix + 5) * sizeof *k_rows); /* a is untouched */
-  assert_int_equal(kvr_cache_truncate(cache, a, prefix - 1), KVR_E_RANGE);
   device_ok(kvr_cache_release(cache, a), "kvr_cache_release");
   assert_int_equal(kvr_cache_num_free_pages(cache), PAGES - 3); /* b keeps the prefix */
   device_ok(kvr_cache_release(cache, b), "kvr_cache_release");
   assert_int_equal(kvr_cache_num_free_pages(cache), PAGES);
+  kvr_cache_destroy(cache);
+}
+
+/* Two requests with a common prefix of 2 pages; the first has 5 tokens more. */
+static kvr_cache *shared_cache(kvr_group *group, int prefix, int *a, int *b) {
+  const kvr_cache_desc desc = desc_of(KVR_BF16, 1, NULL);
+  kvr_cache *cache;
+  device_ok(kvr_cache_create(group, &desc, &cache), "kvr_cache_create");
+  device_ok(kvr_cache_add(cache, a), "kvr_cache_add");
+  round_trip(cache, *a, prefix + 5);
+  device_ok(kvr_cache_share(cache, *a, prefix, b), "kvr_cache_share");
+  return cache;
+}
+
+/* Truncating into shared pages is fine, writing there is not while both requests live. */
+static void test_shared_pages_are_never_written(void **state) {
+  const int prefix = 2 * P * PAGE;
+  int a, b;
+  kvr_cache *cache = shared_cache(*state, prefix, &a, &b);
+  assert_int_equal(kvr_cache_truncate(cache, a, prefix + 6), KVR_E_RANGE);
+  device_ok(kvr_cache_truncate(cache, a, prefix), "kvr_cache_truncate");
+  device_ok(kvr_cache_append(cache, a, k_rows[60], v_rows[60], 1), "after the shared pages");
+  device_ok(kvr_cache_truncate(cache, a, prefix - 1), "kvr_cache_truncate");
+  assert_int_equal(kvr_cache_check(cache, a), KVR_E_STATE); /* what a step asks */
+  assert_int_equal(kvr_cache_append(cache, a, k_rows[60], v_rows[60], 1), KVR_E_STATE);
+  assert_non_null(strstr(kvr_error_message(), "entry 1 of its table"));
+  assert_int_equal(kvr_cache_length(cache, a), prefix - 1);
+  device_ok(kvr_cache_read(cache, b, 0, prefix, k_back, v_back), "kvr_cache_read");
+  assert_memory_equal(k_back, k_rows, (size_t)prefix * sizeof *k_rows);
+  assert_memory_equal(v_back, v_rows, (size_t)prefix * sizeof *v_rows);
+  device_ok(kvr_cache_release(cache, b), "kvr_cache_release");
+  device_ok(kvr_cache_check(cache, a), "kvr_cache_check");
+  device_ok(kvr_cache_append(cache, a, k_rows[60], v_rows[60], 1), "nobody shares it now");
+  kvr_cache_destroy(cache);
+}
+
+/* The caller's table goes on after the shared pages, which both requests name. */
+static void test_shared_tables_can_be_extended(void **state) {
+  const int prefix = 2 * P * PAGE;
+  int a, b, entries;
+  kvr_cache *cache = shared_cache(*state, prefix, &a, &b);
+  const int *shared = kvr_cache_table(cache, b, &entries);
+  assert_int_equal(entries, 2);
+  const int table[3] = {shared[0], shared[1], PAGES - 1};
+  device_ok(kvr_cache_set_table(cache, b, table, 3), "kvr_cache_set_table");
+  assert_int_equal(kvr_cache_num_free_pages(cache), PAGES - 4);
+  device_ok(kvr_cache_append(cache, b, k_rows[60], v_rows[60], P * PAGE), "kvr_cache_append");
+  device_ok(kvr_cache_read(cache, b, 0, prefix + P * PAGE, k_back, v_back), "kvr_cache_read");
+  assert_memory_equal(k_back, k_rows, (size_t)prefix * sizeof *k_rows);
+  assert_memory_equal(k_back[prefix], k_rows[60], (size_t)(P * PAGE) * sizeof *k_rows);
+  device_ok(kvr_cache_read(cache, a, 0, prefix + 5, k_back, v_back), "kvr_cache_read");
+  assert_memory_equal(k_back, k_rows, (size_t)(prefix + 5) * sizeof *k_rows);
+  assert_int_equal(kvr_cache_set_table(cache, b, table, 2), KVR_E_CAPACITY); /* tokens in 3 */
+  device_ok(kvr_cache_truncate(cache, b, prefix), "kvr_cache_truncate");
+  device_ok(kvr_cache_set_table(cache, b, table, 2), "kvr_cache_set_table");
+  assert_int_equal(kvr_cache_num_free_pages(cache), PAGES - 3);
+  kvr_cache_destroy(cache);
+}
+
+/* A request that a failed step spoiled can be read, truncated and released. */
+static void test_failed_requests(void **state) {
+  const int prefix = 2 * P * PAGE;
+  int a, b, copy;
+  kvr_cache *cache = shared_cache(*state, prefix, &a, &b);
+  kvr_cache_mark_failed(cache, a);
+  assert_int_equal(kvr_cache_check(cache, a), KVR_E_STATE);
+  assert_int_equal(kvr_cache_append(cache, a, k_rows, v_rows, 1), KVR_E_STATE);
+  assert_int_equal(kvr_cache_share(cache, a, prefix, &copy), KVR_E_STATE);
+  device_ok(kvr_cache_read(cache, a, 0, 1, k_back, v_back), "kvr_cache_read");
+  device_ok(kvr_cache_check(cache, b), "kvr_cache_check");
+  device_ok(kvr_cache_release(cache, a), "kvr_cache_release");
   kvr_cache_destroy(cache);
 }
 
@@ -189,7 +285,9 @@ static void test_bad_arguments(void **state) {
   assert_int_equal(kvr_cache_create(group, &desc, &cache), KVR_E_OOM);
   desc.num_pages = PAGES;
   device_ok(kvr_cache_create(group, &desc, &cache), "kvr_cache_create");
+  assert_int_equal(kvr_cache_add(cache, NULL), KVR_E_NULL);
   device_ok(kvr_cache_add(cache, &id), "kvr_cache_add");
+  assert_int_equal(kvr_cache_share(cache, id, 0, NULL), KVR_E_NULL);
   assert_int_equal(kvr_cache_append(cache, id, k_rows, v_rows, 1), KVR_E_CAPACITY);
   assert_int_equal(kvr_cache_append(cache, id, k_rows, v_rows, -1), KVR_E_RANGE);
   device_ok(kvr_cache_reserve(cache, id, 4), "kvr_cache_reserve");
@@ -219,8 +317,12 @@ int main(void) {
       cmocka_unit_test(test_rows_survive),
       cmocka_unit_test(test_split_pools),
       cmocka_unit_test(test_pages_are_taken_and_given_back),
+      cmocka_unit_test(test_stale_ids_are_refused),
       cmocka_unit_test(test_tables_are_checked),
       cmocka_unit_test(test_prefix_sharing),
+      cmocka_unit_test(test_shared_pages_are_never_written),
+      cmocka_unit_test(test_shared_tables_can_be_extended),
+      cmocka_unit_test(test_failed_requests),
       cmocka_unit_test(test_bad_arguments),
   };
   return cmocka_run_group_tests(tests, open_group, close_group);
