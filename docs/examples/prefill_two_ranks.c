@@ -34,8 +34,8 @@ static void run_chunk(kvr_session *session, const kvr_cache_desc *desc, int id, 
                                .requests = &request};
   const kvr_tensor tq = {.host = q[first]}, tk = {.host = k[first]}, tv = {.host = v[first]};
   const kvr_tensor to = {.host = out[first]}, tl = {.host = lse[first]};
-  const kvr_io io = {
-      .struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to, .lse = &tl};
+  const kvr_io io =
+      {.struct_size = sizeof io, .q = &tq, .k = &tk, .v = &tv, .out = &to, .lse = &tl};
   kvr_plan *plan;
   kvr_plan_info info;
   check(kvr_plan_create(session, &problem, NULL, &plan));
@@ -52,8 +52,9 @@ int main(void) {
   kvr_session *session;
   int id;
   fill();
-  check(kvr_group_create(&(kvr_group_desc){.struct_size = sizeof(kvr_group_desc), .num_ranks = RANKS},
-                         &group));
+  check(
+      kvr_group_create(&(kvr_group_desc){.struct_size = sizeof(kvr_group_desc), .num_ranks = RANKS},
+                       &group));
   const kvr_cache_desc desc = {.struct_size = sizeof desc,
                                .num_ranks = RANKS,
                                .num_kv_heads = KV_HEADS,
@@ -73,10 +74,11 @@ int main(void) {
   for (int first = 0; first < TOKENS; first += CHUNK) run_chunk(session, &desc, id, first);
 
   const float mean = (TOKENS - 1) / 2.0f, want_lse = logf((float)TOKENS);
-  printf("last row: %g (mean of 0..%d is %g), LSE %g (ln %d is %g)\n", (double)out[TOKENS - 1][0][0],
-         TOKENS - 1, (double)mean, (double)lse[TOKENS - 1][0], TOKENS, (double)want_lse);
-  const int ok = fabsf(out[TOKENS - 1][0][0] - mean) < 1e-3f &&
-                 fabsf(lse[TOKENS - 1][0] - want_lse) < 1e-4f;
+  printf("last row: %g (mean of 0..%d is %g), LSE %g (ln %d is %g)\n",
+         (double)out[TOKENS - 1][0][0], TOKENS - 1, (double)mean, (double)lse[TOKENS - 1][0],
+         TOKENS, (double)want_lse);
+  const int ok =
+      fabsf(out[TOKENS - 1][0][0] - mean) < 1e-3f && fabsf(lse[TOKENS - 1][0] - want_lse) < 1e-4f;
   kvr_session_destroy(session);
   kvr_cache_destroy(cache);
   kvr_group_destroy(group);

@@ -85,8 +85,7 @@ static kvr_status check_lengths(const kvr_problem *p, int i) {
                     "request %d: 2 * %d ranks * chunk %d hold %lld tokens, but num_new is %d; use "
                     "chunk 0 or at least %lld",
                     i, p->cache.num_ranks, q->chunk, (long long)room, q->num_new,
-                    ((long long)q->num_new + 2 * p->cache.num_ranks - 1) /
-                        (2 * p->cache.num_ranks));
+                    (q->num_new + 2LL * p->cache.num_ranks - 1) / (2LL * p->cache.num_ranks));
   return KVR_OK;
 }
 

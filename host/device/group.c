@@ -38,9 +38,10 @@ static bool share_memory(const kvr_place *a, const kvr_place *b) {
 
 static size_t default_budget(const kvr_group *group, int rank) {
   const kvr_place *place = place_of(group, rank);
-  size_t memory = place->root.info.memory_bytes, sharers = 0;
+  size_t memory = place->root.info.memory_bytes, sharers = 1; /* itself */
   if (is_cpu(place) && machine_memory() > memory) memory = machine_memory();
-  for (int r = 0; r < group->num_ranks; r++) sharers += share_memory(place, place_of(group, r));
+  for (int r = 0; r < group->num_ranks; r++)
+    sharers += r != rank && share_memory(place, place_of(group, r));
   return memory / sharers;
 }
 

@@ -164,31 +164,35 @@ static void cache_write(const host_exec *x, const kvr_op *op) {
 
 /* ---- attention ---- */
 
+static size_t num_heads(const host_exec *x) { return (size_t)x->s->problem.num_q_heads; }
+
+static size_t head_dim(const host_exec *x) { return (size_t)x->s->problem.cache.head_dim; }
+
 /* One more key for one (row, head): state acc, m, l in natural units. */
-static void add_key(const double *q, const double *k, const double *v, double scale, int D,
+static void add_key(const double *q, const double *k, const double *v, double scale, size_t D,
                     double *acc, double *ml) {
   double score = 0.0;
-  for (int d = 0; d < D; d++) score += q[d] * k[d];
+  for (size_t d = 0; d < D; d++) score += q[d] * k[d];
   score *= scale;
   const double m = score > ml[0] ? score : ml[0];
   const double keep = ml[0] == -HUGE_VAL ? 0.0 : exp(ml[0] - m);
   const double p = exp(score - m);
-  for (int d = 0; d < D; d++) acc[d] = keep * acc[d] + p * v[d];
+  for (size_t d = 0; d < D; d++) acc[d] = keep * acc[d] + p * v[d];
   ml[0] = m;
   ml[1] = keep * ml[1] + p;
 }
 
 static void clear_state(const host_exec *x, double *state) {
-  const int NQ = x->s->problem.num_q_heads, D = x->s->problem.cache.head_dim;
+  const size_t NQ = num_heads(x), D = head_dim(x);
   memset(state, 0, width(x, KVR_BUF_STATE) * sizeof(double));
-  for (int h = 0; h < NQ; h++) state[(size_t)NQ * (size_t)D + 2 * (size_t)h] = -HUGE_VAL;
+  for (size_t h = 0; h < NQ; h++) state[NQ * D + 2 * h] = -HUGE_VAL;
 }
 
 static void finish_row(const host_exec *x, const double *state, double *out, double *lse) {
-  const int NQ = x->s->problem.num_q_heads, D = x->s->problem.cache.head_dim;
-  for (int h = 0; h < NQ; h++) {
-    const double *ml = state + (size_t)NQ * (size_t)D + 2 * (size_t)h;
-    for (int d = 0; d < D; d++) out[h * D + d] = ml[1] == 0.0 ? 0.0 : state[h * D + d] / ml[1];
+  const size_t NQ = num_heads(x), D = head_dim(x);
+  for (size_t h = 0; h < NQ; h++) {
+    const double *ml = state + NQ * D + 2 * h;
+    for (size_t d = 0; d < D; d++) out[h * D + d] = ml[1] == 0.0 ? 0.0 : state[h * D + d] / ml[1];
     lse[h] = ml[1] == 0.0 ? -HUGE_VAL : ml[0] + log(ml[1]);
   }
 }
@@ -201,7 +205,7 @@ static double *lse_of(const host_exec *x, kvr_ref out, int row) {
 
 static void attend_row(const host_exec *x, const kvr_op *op, int i, double *state) {
   const kvr_problem *p = &x->s->problem;
-  const int NQ = p->num_q_heads, D = p->cache.head_dim, G = NQ / p->cache.num_kv_heads;
+  const size_t NQ = num_heads(x), D = head_dim(x), G = NQ / (size_t)p->cache.num_kv_heads;
   const double scale = p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)D);
   const double *q = ref_at(x, op->q) + (size_t)i * width(x, KVR_BUF_Q);
   const size_t w = width(x, KVR_BUF_SLOT);
@@ -210,7 +214,7 @@ static void attend_row(const host_exec *x, const kvr_op *op, int i, double *stat
     const double *kv = key < op->attend.ring_end
                            ? ref_at(x, op->src) + (size_t)key * w
                            : ref_at(x, op->cur) + (size_t)(key - op->attend.ring_end) * w;
-    for (int h = 0; h < NQ; h++)
+    for (size_t h = 0; h < NQ; h++)
       add_key(q + h * D, kv + 2 * (h / G) * D, kv + (2 * (h / G) + 1) * D, scale, D, state + h * D,
               state + NQ * D + 2 * h);
   }
@@ -229,24 +233,24 @@ static void attend(const host_exec *x, const kvr_op *op) {
 
 /* ---- merges ---- */
 
-static void add_state(double *acc, double *ml, const double *acc_b, const double *ml_b, int D) {
+static void add_state(double *acc, double *ml, const double *acc_b, const double *ml_b, size_t D) {
   if (ml_b[1] == 0.0) return; /* weight 0: may hold anything */
   const double m = ml_b[0] > ml[0] ? ml_b[0] : ml[0];
   const double a = ml[0] == -HUGE_VAL ? 0.0 : exp(ml[0] - m), b = exp(ml_b[0] - m);
-  for (int d = 0; d < D; d++) acc[d] = a * acc[d] + b * acc_b[d];
+  for (size_t d = 0; d < D; d++) acc[d] = a * acc[d] + b * acc_b[d];
   ml[0] = m;
   ml[1] = a * ml[1] + b * ml_b[1];
 }
 
 static void merge_states(const host_exec *x, const kvr_op *op) {
-  const int NQ = x->s->problem.num_q_heads, D = x->s->problem.cache.head_dim;
+  const size_t NQ = num_heads(x), D = head_dim(x);
   const int parts = op->src.buffer == KVR_BUF_NONE ? 0 : x->s->layout.num_ranks;
   const size_t w = width(x, KVR_BUF_STATE);
   for (int i = 0; i < op->dst.rows; i++) {
     double *state = ref_at(x, op->state) + (size_t)i * w;
     for (int j = 0; j < parts; j++) {
       const double *part = ref_at(x, op->src) + ((size_t)j * (size_t)op->src.rows + (size_t)i) * w;
-      for (int h = 0; h < NQ; h++)
+      for (size_t h = 0; h < NQ; h++)
         add_state(state + h * D, state + NQ * D + 2 * h, part + h * D, part + NQ * D + 2 * h, D);
     }
     finish_row(x, state, ref_at(x, op->dst) + (size_t)i * width(x, KVR_BUF_OUT),
@@ -255,19 +259,18 @@ static void merge_states(const host_exec *x, const kvr_op *op) {
 }
 
 static void merge_outputs(const host_exec *x, const kvr_op *op) {
-  const int NQ = x->s->problem.num_q_heads, D = x->s->problem.cache.head_dim;
-  for (int i = 0; i < op->dst.rows * NQ; i++) {
+  const size_t NQ = num_heads(x), D = head_dim(x);
+  for (size_t i = 0; i < (size_t)op->dst.rows * NQ; i++) {
     double acc[2] = {-HUGE_VAL, 0.0};
-    double *out = ref_at(x, op->dst) + (size_t)i * (size_t)D;
-    memset(out, 0, (size_t)D * sizeof *out);
+    double *out = ref_at(x, op->dst) + i * D;
+    memset(out, 0, D * sizeof *out);
     for (int part = 0; part < 2; part++) {
-      const double *from =
-          row_at(x, KVR_BUF_PART_OUT, op->rank, part, op->src.row) + (size_t)i * (size_t)D;
+      const double *from = row_at(x, KVR_BUF_PART_OUT, op->rank, part, op->src.row) + i * D;
       const double lse = row_at(x, KVR_BUF_PART_LSE, op->rank, part, op->src.row)[i];
       const double ml[2] = {lse, lse == -HUGE_VAL ? 0.0 : 1.0};
       add_state(out, acc, from, ml, D);
     }
-    for (int d = 0; d < D; d++) out[d] = acc[1] == 0.0 ? 0.0 : out[d] / acc[1];
+    for (size_t d = 0; d < D; d++) out[d] = acc[1] == 0.0 ? 0.0 : out[d] / acc[1];
     lse_of(x, op->dst, 0)[i] = acc[1] == 0.0 ? -HUGE_VAL : acc[0] + log(acc[1]);
   }
 }

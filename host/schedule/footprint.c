@@ -23,7 +23,7 @@ kvr_bounds kvr_bounds_of(const kvr_problem *p, const kvr_layout *l, const kvr_op
 
 int kvr_bounds_default_rows(int num_ranks, int max_new_tokens, int max_requests) {
   /* A request of n tokens gives a rank at most 2 ceil(n / 2P) rows, and no more than n. */
-  const int64_t rows = 2 * ((int64_t)max_new_tokens / (2 * num_ranks) + max_requests);
+  const int64_t rows = 2 * (max_new_tokens / (2 * (int64_t)num_ranks) + max_requests);
   return rows < max_new_tokens ? (int)rows : max_new_tokens;
 }
 

@@ -1,6 +1,7 @@
 #include "schedule/verify.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 
@@ -84,13 +85,14 @@ static kvr_status walk(const kvr_schedule *s, book *b, kvr_access *accesses) {
 kvr_status kvr_verify_order(const kvr_schedule *s) {
   const size_t resources = (size_t)s->num_resources + 1;
   const size_t most = (size_t)kvr_schedule_max_accesses(s);
-  kvr_access *accesses = malloc(most * sizeof *accesses);
+  kvr_access *accesses = calloc(most, sizeof *accesses);
   book b = {.writer = malloc(resources * sizeof *b.writer),
             .readers = malloc(resources * sizeof *b.readers),
             .users = malloc(((size_t)s->num_ops * most + 1) * sizeof *b.users)};
   kvr_status status = KVR_E_OOM;
   if (accesses != NULL && b.writer != NULL && b.readers != NULL && b.users != NULL) {
-    for (int r = 0; r < s->num_resources; r++) b.writer[r] = b.readers[r] = -1;
+    memset(b.writer, 0xff, resources * sizeof *b.writer); /* -1 everywhere */
+    memset(b.readers, 0xff, resources * sizeof *b.readers);
     status = walk(s, &b, accesses);
   } else {
     kvr_error_set("no host memory to verify the schedule");

@@ -336,6 +336,7 @@ static kvr_status merge(tracker *t, const kvr_op *op) {
   const int parts = op->src.buffer == KVR_BUF_NONE ? 0 : s->pieces[op->src.buffer];
   const state_content *part = parts > 0 ? &t->states[piece_of(s, op->src)] : NULL;
   const bool has_state = op->state.buffer != KVR_BUF_NONE;
+  if (!has_state && part == NULL) return fail(t, "merges nothing");
   const state_content *lanes = has_state ? &t->states[piece_of(s, op->state)] : part;
   const int num_lanes = has_state && !same_rows(lanes[0].rows, lanes[1].rows) ? 2 : 1;
   int rows = 0;

@@ -26,7 +26,7 @@ static kvr_status init(const kvr_schedule *s, kvr_stager *stager) {
 }
 
 kvr_status kvr_stager_get(kvr_schedule *s, kvr_stager *stager, kvr_at at, int rank, kvr_ref *out) {
-  int *held = stager->held + rank * stager->num_slots;
+  int *held = stager->held + (size_t)rank * (size_t)stager->num_slots;
   const int len = kvr_schedule_block_len(s, at.request, rank, at.block);
   for (int k = 0; k < stager->num_slots; k++)
     if (held[k] == at.block) {
