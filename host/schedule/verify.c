@@ -88,7 +88,7 @@ kvr_status kvr_verify_order(const kvr_schedule *s) {
   kvr_access *accesses = calloc(most, sizeof *accesses);
   book b = {.writer = malloc(resources * sizeof *b.writer),
             .readers = malloc(resources * sizeof *b.readers),
-            .users = malloc(((size_t)s->num_ops * most + 1) * sizeof *b.users)};
+            .users = calloc((size_t)s->num_ops * most + 1, sizeof *b.users)};
   kvr_status status = KVR_E_OOM;
   if (accesses != NULL && b.writer != NULL && b.readers != NULL && b.users != NULL) {
     memset(b.writer, 0xff, resources * sizeof *b.writer); /* -1 everywhere */
