@@ -6,20 +6,14 @@
 #include "cli/prefill.h"
 
 static const char notes[] =
-    "Each chunk runs under every strategy at the same cached length, on one cache. TTFT is the "
-    "sum\n"
-    "over chunks of planning (kvr_plan_create) and of the time from the first start to the last "
-    "end\n"
-    "of a device command; building programs and moving inputs and outputs to and from the host "
-    "are\n"
-    "not in it. Errors are relative to max|V|; a result is right if its error is at most 2e-5 "
-    "max|V|\n"
-    "and 1e-3 of the RMS of the reference row (and, from gather-kv, 5e-6 max|V|). --verify checks "
-    "the\n"
-    "first and last row of every rank's head and tail in every chunk, and ROWS random rows "
-    "besides;\n"
-    "when that is long, each row checks some of the heads, in turn.\n"
-    "With --input and --cached-tokens L the first L tokens of the file fill the cache.\n";
+    "Each chunk runs under every strategy at the same cached length, on one cache. TTFT is the\n"
+    "sum over chunks of planning (kvr_plan_create) and of the time from the first start to the\n"
+    "last end of a device command; building programs and moving inputs and outputs to and from\n"
+    "the host are not in it. Errors are relative to max|V|; a result is right if its error is at\n"
+    "most 2e-5 max|V| and 1e-3 of the RMS of the reference row (and, from gather-kv, 5e-6\n"
+    "max|V|). --verify checks the first and last row of every rank's head and tail in every\n"
+    "chunk, and ROWS random rows besides; when that is long, each row checks some of the heads,\n"
+    "in turn. With --input and --cached-tokens L the first L tokens of the file fill the cache.\n";
 
 static kvr_status write_output(const cli_prefill_job *job) {
   const cli_shape *s = &job->shape;
