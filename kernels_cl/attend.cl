@@ -2,6 +2,9 @@
  *
  *   S = scale Q K^T      P = 2^(S - m)      acc = 2^(m_old - m) acc + P V      out = acc / l
  *
+ * Order of the options: queries are quantised, scores scaled, capped, then masked; a sink is one
+ * more key in the starting state; out is scaled at the end.
+ *
  * One work-item owns one KV head and a tile of ROW_TILE packed rows: the `group` query heads of a
  * KV head are rows too, so packed row p is token p / group, head h * group + p % group.
  *
@@ -15,8 +18,9 @@
  *   +-------+  +------+------+
  *
  * Keys come from up to three spans of the axis (ring, head run, tail run), each trimmed to what the
- * tile can see; a block may take keys of several spans. Every key has a token number and every row
- * sees tokens up to its own, so masks cost something only where both kinds meet in 8 keys.
+ * tile can see; a block may take keys of several spans. Every key has a token number (of a cached
+ * key: its position less L, below 0) and every row sees the tokens from its first to its last, so
+ * masks cost something only where 8 keys hold such a limit.
  * Keys that do not exist are packed as zeros, and neither they nor masked keys reach a result.
  *
  * NDRange: global (ceil(num_rows * group / ROW_TILE), num_kv_heads), local (1, 1).
@@ -24,7 +28,8 @@
  *
  *   q, out     [row][NQ][D]           ring, cur  [row][2 NKV][D]: K0 V0 K1 V1 ..
  *   state row  acc [NQ][D], (m, l) [NQ][2]; m in base 2
- *   lse        [row][NQ], natural logarithm; -inf where a row saw nothing (out is then 0) */
+ *   lse        [row][NQ], natural logarithm; -inf where a row saw nothing (out is then 0)
+ *   sinks      [NQ], logits (natural, not scaled); -inf: none. Read with use_sinks only */
 
 #ifndef HEAD_DIM /* D, 1..512 */
 #define HEAD_DIM 128
@@ -81,6 +86,34 @@ static inline float16 load16(__global const kv_type *p) {
 static inline float load1(__global const kv_type *p) { return as_float((uint)*p << 16); }
 #endif
 
+#if KV_DTYPE == 2 || OUT_DTYPE == 2
+/* Bits of the nearest bf16 (ties to even) in the low halves. */
+static inline uint16 round_bf16(float16 x) {
+  const uint16 u = as_uint16(x);
+  return isnan(x) ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+}
+#endif
+
+/* The nearest finite number of the KV dtype; NaN stays NaN. */
+#if KV_DTYPE == 0
+#define LARGEST 3.40282347e38f
+static inline float16 round_kv(float16 x) { return x; }
+#elif KV_DTYPE == 1
+#define LARGEST 65504.0f
+static inline float16 round_kv(float16 x) {
+  ushort16 bits;
+  vstore_half16_rte(x, 0, (half *)&bits);
+  return vload_half16(0, (const half *)&bits);
+}
+#else
+#define LARGEST 3.38953139e38f
+static inline float16 round_kv(float16 x) { return as_float16(round_bf16(x) << 16); }
+#endif
+static inline float16 to_kv(float16 x) {
+  x = x > LARGEST ? (float16)(LARGEST) : x;
+  return round_kv(x < -LARGEST ? (float16)(-LARGEST) : x);
+}
+
 #if OUT_DTYPE == 0
 typedef float out_type;
 static inline void store16(float16 x, __global out_type *p) { vstore16(x, 0, p); }
@@ -92,9 +125,7 @@ static inline void store1(float x, __global out_type *p) { vstore_half_rte(x, 0,
 #else
 typedef ushort out_type;
 static inline void store16(float16 x, __global out_type *p) {
-  const uint16 u = as_uint16(x);
-  const uint16 rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-  vstore16(convert_ushort16(isnan(x) ? u >> 16 | 64u : rounded), 0, p);
+  vstore16(convert_ushort16(round_bf16(x)), 0, p);
 }
 static inline void store1(float x, __global out_type *p) {
   const uint u = as_uint(x);
@@ -102,18 +133,32 @@ static inline void store1(float x, __global out_type *p) {
 }
 #endif
 
+/* (2^f - 1) / f for |f| <= 1/2. */
+static inline float16 exp2_slope(float16 f) {
+  float16 p = (float16)(1.32647274e-3f);
+  p = p * f + 9.67151297e-3f;
+  p = p * f + 5.55073375e-2f;
+  p = p * f + 2.40222421e-1f;
+  return p * f + 6.93146978e-1f;
+}
+
 /* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0, exactly 0 below -127, NaN stays NaN. */
 static inline float16 exp2_neg(float16 x) {
   x = x < -127.0f ? (float16)(-127.0f) : x;
   const float16 t = x + 12582912.0f; /* 1.5 * 2^23: the nearest integer in the low bits */
   const float16 f = x - (t - 12582912.0f);
-  float16 p = (float16)(1.32647274e-3f);
-  p = p * f + 9.67151297e-3f;
-  p = p * f + 5.55073375e-2f;
-  p = p * f + 2.40222421e-1f;
-  p = p * f + 6.93146978e-1f;
-  p = p * f + 1.0f;
-  return as_float16(as_int16(p) + (as_int16(t) << 23));
+  return as_float16(as_int16(exp2_slope(f) * f + 1.0f) + (as_int16(t) << 23));
+}
+
+/* Relative error 5e-7: e = 2^t 2^f - 1 is summed so that nothing cancels near 0. NaN stays NaN. */
+static inline float16 tanh16(float16 x) {
+  float16 y = fabs(x) * -2.88539008f;
+  y = y < -40.0f ? (float16)(-40.0f) : y;
+  const float16 t = y + 12582912.0f;
+  const float16 f = y - (t - 12582912.0f);
+  const float16 whole = as_float16((as_int16(t) << 23) + 0x3f800000);
+  const float16 e = exp2_slope(f) * f * whole + (whole - 1.0f);
+  return copysign(e / (e + 2.0f), x);
 }
 
 /* Keys x in [begin, end) of the axis, token number `token` at begin. */
@@ -123,22 +168,13 @@ typedef struct span {
   int token;
 } span;
 
-/* What tokens up to `last` can see of the run of new keys u.. that starts at token `token`. */
-static inline span key_run(int u, int end, int token, int last, const kvr_attend_args a) {
-  const int begin = a.ring_end + u;
-  const int num_keys = max(end - begin, 0);
-  const int seen = a.causal ? clamp(last - token + 1, 0, num_keys) : num_keys;
-  const int skip = max(max(a.lower, 0) - begin, 0);
-  const span s = {begin + skip, begin + seen, token + skip};
-  return s;
-}
-
 /* A block of keys as f32. */
 typedef struct block {
   float16 k[BLOCK][DIM_VECS];
   float16 v[BLOCK * DIM_VECS]; /* dim panels, [BLOCK][vectors] each */
   int token[BLOCK];            /* -INT_LAST where every row sees the key, INT_LAST past the end */
-  int last[BLOCK / KEYS];      /* largest token of KEYS keys */
+  int first[BLOCK / KEYS];     /* smallest and largest token of KEYS keys */
+  int last[BLOCK / KEYS];
   int num_keys;
   int strange_v; /* some value is Inf or NaN: it must not meet a zero probability */
 } block;
@@ -174,6 +210,11 @@ static inline void pack_key(block *b, int key, int token, __global const kv_type
   b->token[key] = token;
 }
 
+/* Token of the cached key at x. */
+static inline int ring_token(int x, const kvr_attend_args a) {
+  return a.window == 0 ? -INT_LAST : (int)(kvr_ring_position(x, a) - a.num_cached);
+}
+
 /* Where the K row of a key of span number s begins. */
 static inline __global const kv_type *key_row(const span *spans, int s, int h,
                                               __global const kv_type *ring,
@@ -191,12 +232,12 @@ static inline void pack_block(block *b, span *spans, int h, __global const kv_ty
   int n = 0;
   b->strange_v = 0;
   for (int s = 0; s < 3; s++) {
-    const int everyone = s == 0 || !a.causal;
     const int num_keys = clamp(spans[s].end - spans[s].begin, 0, BLOCK - n);
     if (num_keys == 0) continue;
     __global const kv_type *k = key_row(spans, s, h, ring, cur, a);
     for (int i = 0; i < num_keys; i++)
-      pack_key(b, n + i, everyone ? -INT_LAST : spans[s].token + i, k + i * stride);
+      pack_key(b, n + i, s == 0 ? ring_token(spans[s].begin + i, a) : spans[s].token + i,
+               k + i * stride);
     spans[s].begin += num_keys;
     spans[s].token += num_keys;
     n += num_keys;
@@ -207,10 +248,26 @@ static inline void pack_block(block *b, span *spans, int h, __global const kv_ty
     b->token[n] = INT_LAST;
   }
   for (int i = 0; i < n; i += KEYS) {
+    int first = INT_LAST;
     int last = -INT_LAST;
-    UNROLL for (int j = 0; j < KEYS; j++) last = max(last, b->token[i + j]);
+    UNROLL for (int j = 0; j < KEYS; j++) {
+      first = min(first, b->token[i + j]);
+      last = max(last, b->token[i + j]);
+    }
+    b->first[i / KEYS] = first;
     b->last[i / KEYS] = last;
   }
+}
+
+/* Of a number that every row in use has. */
+typedef struct range {
+  int low;
+  int high;
+} range;
+
+static inline void extend(range *r, int x) {
+  r->low = min(r->low, x);
+  r->high = max(r->high, x);
 }
 
 /* Running state of a tile, a lane per row. */
@@ -220,12 +277,38 @@ typedef struct rows {
   float16 m[ROW_PANELS][ROW_VECS];
   float16 l[ROW_PANELS][ROW_VECS];
   float16 alpha[ROW_PANELS][ROW_VECS]; /* what the block's new maximum does to acc */
-  int16 token[ROW_PANELS][ROW_VECS];
+  int16 first[ROW_PANELS][ROW_VECS];   /* a row sees tokens from first to last */
+  int16 last[ROW_PANELS][ROW_VECS];
   float16 acc[ROW_TILE][DIM_VECS];
-  int first_token; /* of the rows in use */
-  int last_token;
+  range firsts;
+  range lasts;
   int num_rows;
 } rows;
+
+/* What the tile can see of the cached keys: positions rise with x, so the first is searched. */
+static inline span ring_run(const rows *r, const kvr_attend_args a) {
+  span s = {max(a.lower, 0), min(a.ring_end, a.kv_end), 0};
+  if (a.window == 0) return s;
+  for (int end = s.end; s.begin < end;) {
+    const int middle = s.begin + (end - s.begin) / 2;
+    if (ring_token(middle, a) < r->firsts.low)
+      s.begin = middle + 1;
+    else
+      end = middle;
+  }
+  return s;
+}
+
+/* What the tile can see of the run of new keys u.. that starts at token `token`. */
+static inline span key_run(const rows *r, int u, int end, int token, const kvr_attend_args a) {
+  const int begin = a.ring_end + u;
+  const int num_keys = max(end - begin, 0);
+  const int seen = a.causal ? clamp(r->lasts.high - token + 1, 0, num_keys) : num_keys;
+  const int unseen = a.window == 0 ? 0 : clamp(r->firsts.low - token, 0, num_keys);
+  const int skip = max(max(a.lower, 0) - begin, unseen);
+  const span s = {begin + skip, begin + seen, token + skip};
+  return s;
+}
 
 /* Keys of the next block, one after the other, and how many to prefetch per score micro-tile. */
 typedef struct ahead {
@@ -255,9 +338,10 @@ static inline void prefetch_dims(const ahead *next, int num_keys, int d) {
 }
 
 /* Scores of a panel of rows with the block's keys; their maximum so far goes to top. */
-static inline void score_panel(rows *r, const block *b, int panel, float16 top[ROW_VECS],
+static inline void score_panel(rows *r, const block *b, int panel, float cap, float16 top[ROW_VECS],
                                ahead *next) {
   const float16 *restrict q = r->q[panel][0];
+  const float inv_cap = 1.0f / cap;
   for (int key = 0; key < b->num_keys; key += KEYS) {
     const float *restrict k = (const float *)b->k[key];
     float16 s[KEYS][ROW_VECS];
@@ -277,11 +361,17 @@ static inline void score_panel(rows *r, const block *b, int panel, float16 top[R
     }
     next->k += num_ahead * next->stride;
     next->num_keys -= num_ahead;
-    if (b->last[key / KEYS] > r->first_token) {
+    if (cap != 0.0f) { /* before the mask: -inf would become -cap */
       UNROLL for (int j = 0; j < KEYS; j++) {
+        UNROLL for (int i = 0; i < ROW_VECS; i++) s[j][i] = cap * tanh16(s[j][i] * inv_cap);
+      }
+    }
+    if (b->last[key / KEYS] > r->lasts.low || b->first[key / KEYS] < r->firsts.high) {
+      UNROLL for (int j = 0; j < KEYS; j++) {
+        const int16 token = (int16)(b->token[key + j]);
         UNROLL for (int i = 0; i < ROW_VECS; i++) {
-          s[j][i] =
-              (int16)(b->token[key + j]) <= r->token[panel][i] ? s[j][i] : (float16)(-INFINITY);
+          const int16 seen = token >= r->first[panel][i] & token <= r->last[panel][i];
+          s[j][i] = seen ? s[j][i] : (float16)(-INFINITY);
         }
       }
     }
@@ -407,9 +497,10 @@ static inline void transpose(float16 x[LANES]) {
   }
 }
 
-/* Queries of rows i .. i + LANES - 1, transposed and scaled; zeros past the last row. */
+/* Queries of rows i .. i + LANES - 1, transposed, quantised and scaled; zeros past the last row. */
 static inline void load_queries(rows *r, int i, int p0, int h, __global const kv_type *q,
                                 const kvr_attend_args a) {
+  const int quantised = a.q_inv_scale != 0.0f && a.q_inv_scale != 1.0f;
   __global const kv_type *from[LANES];
   for (int j = 0; j < LANES; j++) {
     const place w = place_of(p0 + min(i + j, r->num_rows - 1), h, a);
@@ -419,6 +510,7 @@ static inline void load_queries(rows *r, int i, int p0, int h, __global const kv
     float16 x[LANES];
     UNROLL for (int j = 0; j < LANES; j++) {
       x[j] = v < WHOLE_VECS ? load16(from[j] + v * LANES) : load_tail(from[j] + v * LANES);
+      if (quantised) x[j] = to_kv(x[j] * a.q_inv_scale);
       x[j] = i + j < r->num_rows ? x[j] * a.scale_log2 : (float16)(0.0f);
     }
     transpose(x);
@@ -427,19 +519,26 @@ static inline void load_queries(rows *r, int i, int p0, int h, __global const kv
   }
 }
 
-/* Token, m, l and acc of row i. */
-static inline void load_state(rows *r, int i, place w, __global const float *state,
-                              const kvr_attend_args a) {
-  const int token = kvr_run_token(w.row, a.row_split, a.row_t0, a.row_t1);
-  ((int *)r->token)[i] = token;
-  r->first_token = min(r->first_token, token);
-  r->last_token = max(r->last_token, token);
+/* Tokens that row i sees: not below -L, so that differences of tokens fit an int. */
+static inline void set_limits(rows *r, int i, int row, const kvr_attend_args a) {
+  const int token = kvr_run_token(row, a.row_split, a.row_t0, a.row_t1);
+  const int first = a.window == 0 ? -INT_LAST : max(token + 1 - a.window, -a.num_cached);
+  const int last = a.causal ? token : INT_LAST - 1;
+  ((int *)r->first)[i] = first;
+  ((int *)r->last)[i] = last;
+  extend(&r->firsts, first);
+  extend(&r->lasts, last);
+}
 
+/* m, l and acc of row i: carried, of a sink, or empty. */
+static inline void load_state(rows *r, int i, place w, __global const float *state,
+                              __global const float *sinks, const kvr_attend_args a) {
   __global const float *from = state + state_offset(w.row, a);
   __global const float *ml = from + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
   const int carried = a.carry_in && ml[0] != -INFINITY;
-  ((float *)r->m)[i] = carried ? ml[0] : -INFINITY;
-  ((float *)r->l)[i] = carried ? ml[1] : 0.0f;
+  const float sink = a.use_sinks && !a.carry_in ? sinks[w.head] * 1.44269504f : -INFINITY;
+  ((float *)r->m)[i] = carried ? ml[0] : sink;
+  ((float *)r->l)[i] = carried ? ml[1] : sink == -INFINITY ? 0.0f : 1.0f;
   from += (size_t)w.head * HEAD_DIM;
   for (int v = 0; v < DIM_VECS; v++) r->acc[i][v] = (float16)(0.0f);
   if (!carried) return;
@@ -449,17 +548,23 @@ static inline void load_state(rows *r, int i, place w, __global const float *sta
 
 /* Fills the panels in use; rows past the last one are zero queries that are never stored. */
 static inline void load_rows(rows *r, int p0, int h, __global const kv_type *q,
-                             __global const float *state, const kvr_attend_args a) {
+                             __global const float *state, __global const float *sinks,
+                             const kvr_attend_args a) {
   const int total = a.num_rows * (a.num_q_heads / a.num_kv_heads);
   r->num_rows = min(ROW_TILE, total - p0);
-  r->first_token = INT_LAST;
-  r->last_token = -INT_LAST;
+  r->firsts.low = r->lasts.low = INT_LAST;
+  r->firsts.high = r->lasts.high = -INT_LAST;
   const int end = (r->num_rows + ROWS - 1) / ROWS * ROWS;
   for (int i = 0; i < end; i += LANES) load_queries(r, i, p0, h, q, a);
-  for (int i = 0; i < r->num_rows; i++) load_state(r, i, place_of(p0 + i, h, a), state, a);
+  for (int i = 0; i < r->num_rows; i++) {
+    const place w = place_of(p0 + i, h, a);
+    set_limits(r, i, w.row, a);
+    load_state(r, i, w, state, sinks, a);
+  }
   for (int i = r->num_rows; i < end; i++) {
     for (int v = 0; v < DIM_VECS; v++) r->acc[i][v] = (float16)(0.0f);
-    ((int *)r->token)[i] = INT_LAST - 1;
+    ((int *)r->first)[i] = -INT_LAST;
+    ((int *)r->last)[i] = INT_LAST - 1;
     ((float *)r->m)[i] = -INFINITY;
     ((float *)r->l)[i] = 0.0f;
   }
@@ -484,27 +589,26 @@ static inline void store_result(const rows *r, int i, place w, __global out_type
   lse[at] = l == 0.0f ? -INFINITY : m * 0.693147180559945f + log(l);
   const float norm = l == 0.0f ? 1.0f : l;
   out += at * HEAD_DIM;
-  for (int v = 0; v < WHOLE_VECS; v++) store16(r->acc[i][v] / norm, out + v * LANES);
+  for (int v = 0; v < WHOLE_VECS; v++) store16(r->acc[i][v] / norm * a.out_scale, out + v * LANES);
   for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++)
-    store1(((const float *)r->acc[i])[d] / norm, out + d);
+    store1(((const float *)r->acc[i])[d] / norm * a.out_scale, out + d);
 }
 
 __attribute__((reqd_work_group_size(1, 1, 1))) __kernel void
 kvr_attend(__global const kv_type *q, __global const kv_type *ring, __global const kv_type *cur,
            __global float *state, __global out_type *out, __global float *lse,
-           const kvr_attend_args a) {
+           __global const float *sinks, const kvr_attend_args a) {
   const int p0 = (int)get_group_id(0) * ROW_TILE;
   const int h = (int)get_group_id(1);
   rows r;
   block b;
 
-  load_rows(&r, p0, h, q, state, a);
+  load_rows(&r, p0, h, q, state, sinks, a);
 
   const int split = clamp(a.key_split, 0, INT_LAST - a.ring_end);
   const int head_end = min(a.kv_end, a.ring_end + split);
-  span spans[3] = {{max(a.lower, 0), min(a.ring_end, a.kv_end), 0},
-                   key_run(0, head_end, a.key_t0, r.last_token, a),
-                   key_run(split, a.kv_end, a.key_t1 + split - a.key_split, r.last_token, a)};
+  span spans[3] = {ring_run(&r, a), key_run(&r, 0, head_end, a.key_t0, a),
+                   key_run(&r, split, a.kv_end, a.key_t1 + split - a.key_split, a)};
   for (;;) {
     pack_block(&b, spans, h, ring, cur, a);
     if (b.num_keys == 0) break;
@@ -513,7 +617,7 @@ kvr_attend(__global const kv_type *q, __global const kv_type *ring, __global con
     for (int panel = 0; panel * ROWS < r.num_rows; panel++) {
       float16 top[ROW_VECS];
       UNROLL for (int i = 0; i < ROW_VECS; i++) top[i] = r.m[panel][i];
-      score_panel(&r, &b, panel, top, &next);
+      score_panel(&r, &b, panel, a.soft_cap_log2, top, &next);
       softmax_panel(&r, &b, panel, top);
       if (guarded)
         weigh_panel_guarded(&r, &b, panel);

@@ -2,6 +2,7 @@
  *
  *   states:   M = max_j m_j   w_j = 2^(m_j - M)     out = sum w_j acc_j / sum w_j l_j   (base 2)
  *   outputs:  M = max LSE     w = exp(LSE - M)      out = (wA outA + wB outB) / (wA + wB)
+ *   both multiply out by out_scale
  *
  * A part that saw nothing (m or LSE = -inf) has weight 0 and is not read: it may hold NaN. Where no
  * part saw anything, out is 0 and the LSE -inf. Parts are summed in their order: bits do not vary.
@@ -60,11 +61,11 @@ static inline void add(vecs *o, float w, __global const float *x) {
   for (int d = WHOLE; d < HEAD_DIM; d++) o->tail[d - WHOLE] += w * x[d];
 }
 
-/* out = o / sum, or 0 where nothing was added. */
-static inline void finish(const vecs *o, float sum, __global out_type *out) {
+/* out = o / sum * scale, or 0 where nothing was added. */
+static inline void finish(const vecs *o, float sum, float scale, __global out_type *out) {
   const float norm = sum == 0.0f ? 1.0f : sum;
-  for (int v = 0; v < WHOLE / LANES; v++) store16(o->whole[v] / norm, out + v * LANES);
-  for (int d = WHOLE; d < HEAD_DIM; d++) store1(o->tail[d - WHOLE] / norm, out + d);
+  for (int v = 0; v < WHOLE / LANES; v++) store16(o->whole[v] / norm * scale, out + v * LANES);
+  for (int d = WHOLE; d < HEAD_DIM; d++) store1(o->tail[d - WHOLE] / norm * scale, out + d);
 }
 
 static inline __global const float *state_row(__global const float *state, size_t row, int nq) {
@@ -107,7 +108,7 @@ __kernel void kvr_merge_states(__global const float *state, __global const float
     __global const float *row = part_row(state, parts, j, i, a);
     add(&o, exp2(ml_of(row, head, nq)[0] - top), row + (size_t)head * HEAD_DIM);
   }
-  finish(&o, sum, out + at * HEAD_DIM);
+  finish(&o, sum, a.out_scale, out + at * HEAD_DIM);
 }
 
 __kernel void kvr_merge_outputs(__global const float *out_a, __global const float *lse_a,
@@ -129,5 +130,5 @@ __kernel void kvr_merge_outputs(__global const float *out_a, __global const floa
   clear(&o);
   add(&o, wa, out_a + from * HEAD_DIM);
   add(&o, wb, out_b + from * HEAD_DIM);
-  finish(&o, sum, out + at * HEAD_DIM);
+  finish(&o, sum, a.out_scale, out + at * HEAD_DIM);
 }

@@ -58,6 +58,7 @@ static kvr_attend_args attend_args(const kvr_exec *exec, const kvr_op *op) {
   a.num_q_heads = p->num_q_heads;
   a.num_kv_heads = p->cache.num_kv_heads;
   a.scale_log2 = (float)(scale * 1.4426950408889634);
+  a.out_scale = 1.0f;
   return a;
 }
 
@@ -67,11 +68,16 @@ static kvr_status attend(kvr_exec *exec, const kvr_op *op, cl_event *event) {
   const int variant =
       kvr_variant_pick(args.num_rows, group, exec->schedule->problem.cache.head_dim);
   const cl_kernel kernel = exec->ranks[op->rank].kernels->attend[out_dtype(exec, op)][variant];
-  const cl_mem mems[6] = {memory_or_dummy(exec, op, op->q),   memory_or_dummy(exec, op, op->src),
-                          memory_or_dummy(exec, op, op->cur), memory_or_dummy(exec, op, op->state),
-                          memory_or_dummy(exec, op, op->dst), lse_memory(exec, op)};
-  KVR_TRY(set_mems(kernel, mems, 6));
-  KVR_TRY(set_arg(kernel, 6, sizeof args, &args));
+  const cl_mem sinks = exec->ranks[op->rank].memory[KVR_BUF_Q][0]; /* not read */
+  const cl_mem mems[7] = {memory_or_dummy(exec, op, op->q),
+                          memory_or_dummy(exec, op, op->src),
+                          memory_or_dummy(exec, op, op->cur),
+                          memory_or_dummy(exec, op, op->state),
+                          memory_or_dummy(exec, op, op->dst),
+                          lse_memory(exec, op),
+                          sinks};
+  KVR_TRY(set_mems(kernel, mems, 7));
+  KVR_TRY(set_arg(kernel, 7, sizeof args, &args));
   size_t global[2], local[2];
   kvr_variant_sizes(variant, args.num_rows, group, args.num_kv_heads, global, local);
   KVR_CL(clEnqueueNDRangeKernel, (queue_of(exec, op), kernel, 2, NULL, global, local,
@@ -91,7 +97,8 @@ static kvr_status merge(kvr_exec *exec, const kvr_op *op, cl_event *event) {
                                .state_row =
                                    op->kind == KVR_OP_MERGE_STATES ? op->state.row : op->src.row,
                                .out_row = op->dst.row,
-                               .num_q_heads = p->num_q_heads};
+                               .num_q_heads = p->num_q_heads,
+                               .out_scale = 1.0f};
   const cl_mem out = kvr_exec_memory(exec, op->dst), lse = lse_memory(exec, op);
   const bool states = op->kind == KVR_OP_MERGE_STATES;
   const cl_kernel kernel = states ? k->merge_states[p->out_dtype] : k->merge_outputs[p->out_dtype];

@@ -17,12 +17,15 @@ static kvr_status launch(const kvr_exec *x, int rank, cl_kernel kernel, const cl
 static kvr_status warm_attend(const kvr_exec *x, int rank, kvr_dtype out) {
   const kvr_kernels *k = x->ranks[rank].kernels;
   const cl_mem any = x->ranks[rank].memory[KVR_BUF_Q][0];
-  const cl_mem mems[6] = {any, any, any, any, any, any};
-  const kvr_attend_args args = {.finish = 1, .num_q_heads = 1, .num_kv_heads = 1};
+  const cl_mem mems[7] = {any, any, any, any, any, any, any};
+  const kvr_attend_args args = {.finish = 1,
+                                .num_q_heads = 1,
+                                .num_kv_heads = 1,
+                                .out_scale = 1.0f};
   for (int v = 0; v < kvr_num_variants(); v++) {
     kvr_launch_size size;
     kvr_variant_sizes(v, 1, 1, 1, size.global, size.local);
-    KVR_TRY(launch(x, rank, k->attend[out][v], mems, 6, &args, sizeof args, &size));
+    KVR_TRY(launch(x, rank, k->attend[out][v], mems, 7, &args, sizeof args, &size));
   }
   return KVR_OK;
 }
@@ -41,7 +44,9 @@ static kvr_status warm_rows(const kvr_exec *x, int rank) {
  */
 static kvr_status warm_merges(const kvr_exec *x, int rank, kvr_dtype out) {
   const kvr_rank_exec *r = &x->ranks[rank];
-  const kvr_merge_args args = {.num_rows = 1, .num_q_heads = x->desc.num_q_heads};
+  const kvr_merge_args args = {.num_rows = 1,
+                               .num_q_heads = x->desc.num_q_heads,
+                               .out_scale = 1.0f};
   const kvr_launch_size size = kvr_merge_size(1, 1);
   const cl_mem o = r->memory[KVR_BUF_OUT][0], l = r->memory[KVR_BUF_LSE][0];
   if (kvr_dtype_size(out) > kvr_dtype_size(x->desc.out_dtype)) return KVR_OK;

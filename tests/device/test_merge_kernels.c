@@ -16,13 +16,16 @@
 
 enum { MERGE_D = 59, MERGE_NQ = 3, MERGE_ROWS = 4, PARTS = 3, STATE_W = MERGE_NQ * (MERGE_D + 2) };
 
+static const float OUT_SCALE = 0.7f;
+
 static kvr_merge_args merge_args(int num_parts) {
   return (kvr_merge_args){.num_rows = MERGE_ROWS,
                           .num_parts = num_parts,
                           .part_rows = MERGE_ROWS + 1,
                           .state_row = 2,
                           .out_row = 1,
-                          .num_q_heads = MERGE_NQ};
+                          .num_q_heads = MERGE_NQ,
+                          .out_scale = OUT_SCALE};
 }
 
 /* LSE (in base e) of part j of merged pair (row, head): all patterns of -inf, huge differences. */
@@ -54,7 +57,7 @@ static double merge_reference(int n, const float *const *x, const float *norm, c
     sum += w;
     for (int d = 0; d < MERGE_D; d++) want[d] += w * (double)x[j][d] / (double)norm[j];
   }
-  for (int d = 0; d < MERGE_D && sum > 0; d++) want[d] /= sum;
+  for (int d = 0; d < MERGE_D && sum > 0; d++) want[d] *= (double)OUT_SCALE / sum;
   return sum > 0 ? top + log(sum) : -HUGE_VAL;
 }
 
