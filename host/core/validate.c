@@ -118,19 +118,21 @@ static kvr_status check_requests(const kvr_problem *p) {
   return KVR_OK;
 }
 
-/* Masks that the schedule and the kernels do not serve yet are refused, never ignored. */
 static kvr_status check_masks(const kvr_problem *p) {
   if (p->window < 0)
     return kvr_fail(KVR_E_RANGE, "window is %d; it must be positive, or 0 for none", p->window);
   if (!isfinite(p->soft_cap) || p->soft_cap < 0.0f)
     return kvr_fail(KVR_E_RANGE, "soft_cap is %g; it must be positive, or 0 for none",
                     (double)p->soft_cap);
-  if (p->window > 0)
-    return kvr_fail(KVR_E_UNSUPPORTED, "window %d: sliding windows are not supported yet; use 0",
-                    p->window);
-  if (p->soft_cap > 0.0f)
-    return kvr_fail(KVR_E_UNSUPPORTED, "soft_cap %g: soft caps are not supported yet; use 0",
-                    (double)p->soft_cap);
+  for (int h = 0; p->sinks != NULL && h < p->num_q_heads; h++)
+    if (isnan(p->sinks[h]) || p->sinks[h] == HUGE_VALF)
+      return kvr_fail(KVR_E_RANGE, "sinks[%d] is %g; it must be finite, or -inf for none", h,
+                      (double)p->sinks[h]);
+  const float scales[3] = {p->q_scale, p->k_scale, p->v_scale};
+  for (int i = 0; i < 3; i++)
+    if (!isfinite(scales[i]))
+      return kvr_fail(KVR_E_RANGE, "%c_scale is %g; it must be finite, or 0 for 1", "qkv"[i],
+                      (double)scales[i]);
   return KVR_OK;
 }
 
@@ -172,6 +174,15 @@ kvr_status kvr_options_validate(const kvr_options *o) {
   if (o->num_slots > KVR_MAX_RANKS)
     return kvr_fail(KVR_E_RANGE, "num_slots is %d, the limit is %d", o->num_slots, KVR_MAX_RANKS);
   return KVR_OK;
+}
+
+double kvr_problem_score_scale(const kvr_problem *p) {
+  const double scale = p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)p->cache.head_dim);
+  return p->k_scale != 0.0f ? scale * (double)p->k_scale : scale;
+}
+
+double kvr_problem_value_scale(const kvr_problem *p) {
+  return p->v_scale != 0.0f ? (double)p->v_scale : 1.0;
 }
 
 kvr_options kvr_options_resolve(const kvr_options *options) {

@@ -14,6 +14,12 @@ kvr_status kvr_problem_validate(const kvr_problem *problem);
 /* options may be NULL; strategy names are the registry's business. */
 kvr_status kvr_options_validate(const kvr_options *options);
 
+/* What dot(q, k) is multiplied by: the softmax scale (or its default) times the scale of stored
+ * keys. */
+double kvr_problem_score_scale(const kvr_problem *problem);
+/* The scale of stored values. */
+double kvr_problem_value_scale(const kvr_problem *problem);
+
 /* Options with every default filled in; strategy stays as given. query_tile 0 becomes INT_MAX. */
 kvr_options kvr_options_resolve(const kvr_options *options);
 

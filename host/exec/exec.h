@@ -20,6 +20,7 @@ typedef struct kvr_kernels {
 
 typedef struct kvr_rank_exec {
   cl_mem *memory[KVR_NUM_BUFFERS]; /* (footprint.memories) */
+  cl_mem sinks;                    /* (num_q_heads) floats */
   cl_mem *tables;                  /* (max_requests): (max_table_entries) ints each */
   kvr_kernels *kernels;            /* owned by the first rank on the device */
   bool owns_kernels;

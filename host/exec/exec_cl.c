@@ -31,8 +31,11 @@ static size_t table_bytes(const kvr_exec *x) {
   return (size_t)kvr_max(1, x->desc.max_table_entries) * sizeof(int);
 }
 
+static size_t sink_bytes(const kvr_exec *x) { return (size_t)x->desc.num_q_heads * sizeof(float); }
+
 static kvr_status allocate_rank(kvr_exec *x, int rank) {
   for (int b = 0; b < KVR_NUM_BUFFERS; b++) KVR_TRY(allocate_buffer(x, rank, (kvr_buffer)b));
+  KVR_TRY(kvr_group_alloc(x->group, rank, sink_bytes(x), "sinks", &x->ranks[rank].sinks));
   x->ranks[rank].tables = calloc((size_t)x->desc.max_requests + 1, sizeof(cl_mem));
   if (x->ranks[rank].tables == NULL) return kvr_fail(KVR_E_OOM, "no host memory for the executor");
   for (int i = 0; i < x->desc.max_requests; i++)
@@ -50,6 +53,7 @@ static void free_rank(kvr_exec *x, int rank) {
       kvr_group_free(x->group, rank, r->memory[b][i], bytes);
     free(r->memory[b]);
   }
+  kvr_group_free(x->group, rank, r->sinks, sink_bytes(x));
   for (int i = 0; r->tables != NULL && i < x->desc.max_requests; i++)
     kvr_group_free(x->group, rank, r->tables[i], table_bytes(x));
   free(r->tables);
@@ -62,7 +66,7 @@ static kvr_status init(kvr_exec *x) {
                              .out_dtype = x->desc.out_dtype};
   x->row_bytes = kvr_problem_row_bytes(&shape);
   x->bytes = kvr_footprint_bytes(&x->desc.footprint, &x->row_bytes) +
-             (size_t)x->desc.max_requests * table_bytes(x);
+             (size_t)x->desc.max_requests * table_bytes(x) + sink_bytes(x);
   x->ranks = calloc((size_t)x->group->num_ranks, sizeof *x->ranks);
   if (x->ranks == NULL) return kvr_fail(KVR_E_OOM, "no host memory for the executor");
   for (int r = 0; r < x->group->num_ranks; r++) KVR_TRY(allocate_rank(x, r));

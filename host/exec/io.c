@@ -156,6 +156,16 @@ static kvr_status upload_tables(kvr_exec *x, int rank) {
   return KVR_OK;
 }
 
+static kvr_status upload_sinks(kvr_exec *x, int rank) {
+  const kvr_problem *p = &x->schedule->problem;
+  if (p->sinks == NULL) return KVR_OK;
+  cl_event event;
+  KVR_CL(clEnqueueWriteBuffer, (kvr_exec_queue(x, rank, 0), x->ranks[rank].sinks, CL_FALSE, 0,
+                                (size_t)p->num_q_heads * sizeof *p->sinks, p->sinks, x->num_waits,
+                                kvr_exec_waits(x), &event));
+  return kvr_exec_add_sink(x, rank, event);
+}
+
 static kvr_status upload_run(kvr_exec *x, const kvr_io *io, const run *r) {
   cl_event event;
   KVR_TRY(upload_q(x, io, r, &event));
@@ -174,6 +184,7 @@ static kvr_status upload_rank(kvr_exec *x, const kvr_io *io, int rank, cl_uint n
   kvr_exec_waits_clear(x);
   for (cl_uint i = 0; i < num_waits; i++) KVR_TRY(kvr_exec_waits_add(x, waits[i]));
   KVR_TRY(upload_tables(x, rank));
+  KVR_TRY(upload_sinks(x, rank));
   for (int i = 0; i < x->schedule->layout.num_requests; i++) {
     run runs[2];
     const int n = runs_of(x->schedule, i, rank, runs);

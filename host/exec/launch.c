@@ -3,6 +3,7 @@
 
 #include "base/arith.h"
 #include "base/error.h"
+#include "core/validate.h"
 #include "device/cl_error.h"
 #include "exec/exec.h"
 #include "transport/transport.h"
@@ -53,12 +54,17 @@ kvr_launch_size kvr_merge_size(int num_rows, int num_q_heads) {
 
 static kvr_attend_args attend_args(const kvr_exec *exec, const kvr_op *op) {
   const kvr_problem *p = &exec->schedule->problem;
-  const double scale = p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)p->cache.head_dim);
+  const double log2_e = 1.4426950408889634;
+  const double q_scale = p->q_scale != 0.0f ? (double)p->q_scale : 1.0;
   kvr_attend_args a = op->attend;
   a.num_q_heads = p->num_q_heads;
   a.num_kv_heads = p->cache.num_kv_heads;
-  a.scale_log2 = (float)(scale * 1.4426950408889634);
-  a.out_scale = 1.0f;
+  a.scale_log2 = (float)(kvr_problem_score_scale(p) * q_scale * log2_e);
+  a.soft_cap_log2 = (float)((double)p->soft_cap * log2_e);
+  a.q_inv_scale = (float)(1.0 / q_scale);
+  /* Parts of the two-launch ring are scaled when they are merged. */
+  const bool part = op->dst.buffer == KVR_BUF_PART_OUT;
+  a.out_scale = part ? 1.0f : (float)kvr_problem_value_scale(p);
   return a;
 }
 
@@ -68,14 +74,10 @@ static kvr_status attend(kvr_exec *exec, const kvr_op *op, cl_event *event) {
   const int variant =
       kvr_variant_pick(args.num_rows, group, exec->schedule->problem.cache.head_dim);
   const cl_kernel kernel = exec->ranks[op->rank].kernels->attend[out_dtype(exec, op)][variant];
-  const cl_mem sinks = exec->ranks[op->rank].memory[KVR_BUF_Q][0]; /* not read */
-  const cl_mem mems[7] = {memory_or_dummy(exec, op, op->q),
-                          memory_or_dummy(exec, op, op->src),
-                          memory_or_dummy(exec, op, op->cur),
-                          memory_or_dummy(exec, op, op->state),
-                          memory_or_dummy(exec, op, op->dst),
-                          lse_memory(exec, op),
-                          sinks};
+  const cl_mem mems[7] = {memory_or_dummy(exec, op, op->q),   memory_or_dummy(exec, op, op->src),
+                          memory_or_dummy(exec, op, op->cur), memory_or_dummy(exec, op, op->state),
+                          memory_or_dummy(exec, op, op->dst), lse_memory(exec, op),
+                          exec->ranks[op->rank].sinks};
   KVR_TRY(set_mems(kernel, mems, 7));
   KVR_TRY(set_arg(kernel, 7, sizeof args, &args));
   size_t global[2], local[2];
@@ -98,7 +100,7 @@ static kvr_status merge(kvr_exec *exec, const kvr_op *op, cl_event *event) {
                                    op->kind == KVR_OP_MERGE_STATES ? op->state.row : op->src.row,
                                .out_row = op->dst.row,
                                .num_q_heads = p->num_q_heads,
-                               .out_scale = 1.0f};
+                               .out_scale = (float)kvr_problem_value_scale(p)};
   const cl_mem out = kvr_exec_memory(exec, op->dst), lse = lse_memory(exec, op);
   const bool states = op->kind == KVR_OP_MERGE_STATES;
   const cl_kernel kernel = states ? k->merge_states[p->out_dtype] : k->merge_outputs[p->out_dtype];

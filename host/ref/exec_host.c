@@ -6,6 +6,7 @@
 
 #include "base/arith.h"
 #include "base/error.h"
+#include "core/validate.h"
 
 typedef struct host_exec {
   const kvr_schedule *s;
@@ -168,24 +169,35 @@ static size_t num_heads(const host_exec *x) { return (size_t)x->s->problem.num_q
 
 static size_t head_dim(const host_exec *x) { return (size_t)x->s->problem.cache.head_dim; }
 
+/* What a score and a value are turned into. */
+typedef struct key_rule {
+  double score_scale, soft_cap, value_scale;
+} key_rule;
+
 /* One more key for one (row, head): state acc, m, l in natural units. */
-static void add_key(const double *q, const double *k, const double *v, double scale, size_t D,
-                    double *acc, double *ml) {
+static void add_key(const double *q, const double *k, const double *v, const key_rule *rule,
+                    size_t D, double *acc, double *ml) {
   double score = 0.0;
   for (size_t d = 0; d < D; d++) score += q[d] * k[d];
-  score *= scale;
+  score *= rule->score_scale;
+  if (rule->soft_cap > 0.0) score = rule->soft_cap * tanh(score / rule->soft_cap);
   const double m = score > ml[0] ? score : ml[0];
   const double keep = ml[0] == -HUGE_VAL ? 0.0 : exp(ml[0] - m);
   const double p = exp(score - m);
-  for (size_t d = 0; d < D; d++) acc[d] = keep * acc[d] + p * v[d];
+  for (size_t d = 0; d < D; d++) acc[d] = keep * acc[d] + p * rule->value_scale * v[d];
   ml[0] = m;
   ml[1] = keep * ml[1] + p;
 }
 
-static void clear_state(const host_exec *x, double *state) {
+/* The state of rows that have seen nothing but, maybe, the attention sink. */
+static void start_state(const host_exec *x, bool sinks, double *state) {
   const size_t NQ = num_heads(x), D = head_dim(x);
   memset(state, 0, width(x, KVR_BUF_STATE) * sizeof(double));
-  for (size_t h = 0; h < NQ; h++) state[NQ * D + 2 * h] = -HUGE_VAL;
+  for (size_t h = 0; h < NQ; h++) {
+    const double sink = sinks ? (double)x->s->problem.sinks[h] : -HUGE_VAL;
+    state[NQ * D + 2 * h] = sink;
+    state[NQ * D + 2 * h + 1] = sink == -HUGE_VAL ? 0.0 : 1.0;
+  }
 }
 
 static void finish_row(const host_exec *x, const double *state, double *out, double *lse) {
@@ -206,7 +218,8 @@ static double *lse_of(const host_exec *x, kvr_ref out, int row) {
 static void attend_row(const host_exec *x, const kvr_op *op, int i, double *state) {
   const kvr_problem *p = &x->s->problem;
   const size_t NQ = num_heads(x), D = head_dim(x), G = NQ / (size_t)p->cache.num_kv_heads;
-  const double scale = p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)D);
+  const key_rule rule = {kvr_problem_score_scale(p), (double)p->soft_cap,
+                         kvr_problem_value_scale(p)};
   const double *q = ref_at(x, op->q) + (size_t)i * width(x, KVR_BUF_Q);
   const size_t w = width(x, KVR_BUF_SLOT);
   for (int key = 0; key < op->attend.kv_end; key++) {
@@ -215,7 +228,7 @@ static void attend_row(const host_exec *x, const kvr_op *op, int i, double *stat
                            ? ref_at(x, op->src) + (size_t)key * w
                            : ref_at(x, op->cur) + (size_t)(key - op->attend.ring_end) * w;
     for (size_t h = 0; h < NQ; h++)
-      add_key(q + h * D, kv + 2 * (h / G) * D, kv + (2 * (h / G) + 1) * D, scale, D, state + h * D,
+      add_key(q + h * D, kv + 2 * (h / G) * D, kv + (2 * (h / G) + 1) * D, &rule, D, state + h * D,
               state + NQ * D + 2 * h);
   }
 }
@@ -223,7 +236,7 @@ static void attend_row(const host_exec *x, const kvr_op *op, int i, double *stat
 static void attend(const host_exec *x, const kvr_op *op) {
   for (int i = 0; i < op->attend.num_rows; i++) {
     double *state = ref_at(x, op->state) + (size_t)i * width(x, KVR_BUF_STATE);
-    if (!op->attend.carry_in) clear_state(x, state);
+    if (!op->attend.carry_in) start_state(x, op->attend.use_sinks, state);
     attend_row(x, op, i, state);
     if (op->attend.finish)
       finish_row(x, state, ref_at(x, op->dst) + (size_t)i * width(x, KVR_BUF_OUT),

@@ -61,6 +61,11 @@ kvr_status kvr_build_stage(kvr_schedule *s, kvr_at at, kvr_ref dst, int local0) 
   return kvr_schedule_append(s, &op);
 }
 
+kvr_status kvr_build_fence(kvr_schedule *s, kvr_at at, kvr_buffer buffer, int rank) {
+  return kvr_build_copy(s, KVR_OP_COPY, at, kvr_make_ref(KVR_BUF_NONE, rank, 0, 0, 0),
+                        kvr_make_ref(buffer, rank, KVR_ALL, 0, 0));
+}
+
 kvr_status kvr_build_cache_write(kvr_schedule *s, kvr_at at, kvr_ref src, kvr_rows tokens,
                                  int owned) {
   kvr_op op = make_op(KVR_OP_CACHE_WRITE, at, src.rank);
@@ -88,6 +93,20 @@ kvr_status kvr_build_cache_writes(kvr_schedule *s) {
   return KVR_OK;
 }
 
+/* Where cached rows stand in the request; only a window asks for it. */
+static void set_positions(const kvr_schedule *s, const kvr_attend *a, kvr_attend_args *args) {
+  const kvr_cache_desc *cache = &s->problem.cache;
+  if (s->problem.window == 0) return;
+  args->window = s->problem.window;
+  args->num_cached = s->problem.requests[a->at.request].num_cached;
+  if (a->ring.rows == 0) return;
+  args->key_local0 = a->local0;
+  args->interleave = cache->interleave;
+  args->total_weight = kvr_map_total_weight(cache);
+  args->weight = kvr_map_weight(cache, a->shard);
+  args->weight_before = kvr_map_weight_before(cache, a->shard);
+}
+
 kvr_status kvr_build_attend(kvr_schedule *s, const kvr_attend *a) {
   kvr_op op = make_op(KVR_OP_ATTEND, a->at, a->state.rank);
   const int num_keys = a->ring.rows + a->cur.rows;
@@ -112,7 +131,9 @@ kvr_status kvr_build_attend(kvr_schedule *s, const kvr_attend *a) {
                                 .key_t1 = a->key_t1,
                                 .causal = s->problem.causal,
                                 .carry_in = a->carry_in,
-                                .finish = a->finish};
+                                .finish = a->finish,
+                                .use_sinks = a->sinks && s->problem.sinks != NULL};
+  set_positions(s, a, &op.attend);
   return kvr_schedule_append(s, &op);
 }
 
@@ -130,7 +151,8 @@ kvr_attend kvr_attend_own(const kvr_schedule *s, kvr_at at, int rank) {
   return (kvr_attend){.at = at,
                       .rows = rows,
                       .q = kvr_make_ref(KVR_BUF_Q, rank, 0, rows.first, rows.num),
-                      .state = kvr_make_ref(KVR_BUF_STATE, rank, KVR_ALL, 0, rows.num)};
+                      .state = kvr_make_ref(KVR_BUF_STATE, rank, KVR_ALL, 0, rows.num),
+                      .sinks = true};
 }
 
 kvr_ref kvr_out_ref(const kvr_schedule *s, int request, int pass, int rank) {

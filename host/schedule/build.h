@@ -22,6 +22,10 @@ kvr_status kvr_build_copy(kvr_schedule *s, kvr_op_kind kind, kvr_at at, kvr_ref 
  */
 kvr_status kvr_build_cache_write(kvr_schedule *s, kvr_at at, kvr_ref src, kvr_rows tokens,
                                  int owned);
+/* Orders every use of a rank's buffer before this against every one after it. Pieces of a buffer
+ * may lie elsewhere in the next pass or request, where one piece's rows are another's: ops that use
+ * single pieces do not wait for each other by themselves. */
+kvr_status kvr_build_fence(kvr_schedule *s, kvr_at at, kvr_buffer buffer, int rank);
 /* Every rank stores its new tokens of every request, from the gathered new KV. */
 kvr_status kvr_build_cache_writes(kvr_schedule *s);
 
@@ -33,7 +37,9 @@ typedef struct kvr_attend {
   kvr_ref state;
   kvr_ref ring;                  /* rows = 0: no cached rows */
   kvr_ref cur;                   /* rows = 0: no new rows */
+  int shard, local0;             /* cached rows: whose share, and the first one's local index */
   int key_split, key_t0, key_t1; /* tokens of the new rows */
+  bool sinks;                    /* a launch that starts a state counts the attention sinks */
   bool carry_in;
   bool finish;
   kvr_ref dst; /* with finish */

@@ -37,17 +37,17 @@ static int by_begin(const void *x, const void *y) {
   return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
-const char *kvr_coverage_check(kvr_coverage *c, int shard, int need) {
+const char *kvr_coverage_check(kvr_coverage *c, int shard, int begin, int end) {
   if (c->checked == 0 && c->num_sorted > 0)
     qsort(c->sorted, (size_t)c->num_sorted, sizeof *c->sorted, by_begin);
-  int at = 0;
+  int at = 0; /* tokens below have been seen, or are not needed */
   for (; c->checked < c->num_sorted && c->sorted[c->checked].shard == shard; c->checked++) {
     const kvr_seen *s = &c->sorted[c->checked];
     if (s->begin < at) return "a row meets a key twice";
-    if (s->begin > at && at < need) return "a row misses a visible key";
+    if (s->begin > at && s->begin > begin && at < end) return "a row misses a visible key";
     at = s->end;
   }
-  return at < need ? "a row misses a visible key" : NULL;
+  return at < end && begin < end ? "a row misses a visible key" : NULL;
 }
 
 void kvr_coverage_fini(kvr_coverage *c) {

@@ -27,9 +27,9 @@ kvr_status kvr_coverage_add(kvr_coverage *coverage, int *list, int shard, int be
 /* Starts a collection; adds a list to it. Errors: KVR_E_OOM. */
 void kvr_coverage_clear(kvr_coverage *coverage);
 kvr_status kvr_coverage_collect(kvr_coverage *coverage, int list);
-/* Checks that the collection holds every token below need of a shard, and none twice. Shards must
- * be asked in rising order. NULL, or what is wrong (static storage). */
-const char *kvr_coverage_check(kvr_coverage *coverage, int shard, int need);
+/* Checks that the collection holds tokens [begin, end) of a shard, and none twice. Shards must be
+ * asked in rising order. NULL, or what is wrong (static storage). */
+const char *kvr_coverage_check(kvr_coverage *coverage, int shard, int begin, int end);
 
 void kvr_coverage_fini(kvr_coverage *coverage);
 

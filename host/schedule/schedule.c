@@ -71,6 +71,7 @@ static int num_pieces(const kvr_schedule *s, kvr_buffer buffer) {
   case KVR_BUF_CURRENT:
   case KVR_BUF_GATHERED:
   case KVR_BUF_Q_ALL:
+  case KVR_BUF_PARTIAL:
   case KVR_BUF_RECEIVED:
   case KVR_BUF_LINK: return P;
   case KVR_BUF_STATE:
@@ -131,6 +132,7 @@ static kvr_status copy_problem(kvr_schedule *s, const kvr_problem *p) {
   s->problem = *p;
   s->problem.requests = NULL;
   s->problem.cache.weights = NULL;
+  s->problem.sinks = NULL;
   if (p->num_requests > 0) {
     const size_t size = (size_t)p->num_requests * sizeof *p->requests;
     kvr_request *requests = malloc(size);
@@ -144,6 +146,13 @@ static kvr_status copy_problem(kvr_schedule *s, const kvr_problem *p) {
     if (weights == NULL) return out_of_memory();
     memcpy(weights, p->cache.weights, size);
     s->problem.cache.weights = weights;
+  }
+  if (p->sinks != NULL) {
+    const size_t size = (size_t)p->num_q_heads * sizeof *p->sinks;
+    float *sinks = malloc(size);
+    if (sinks == NULL) return out_of_memory();
+    memcpy(sinks, p->sinks, size);
+    s->problem.sinks = sinks;
   }
   return KVR_OK;
 }
@@ -186,6 +195,7 @@ void kvr_schedule_destroy(kvr_schedule *s) {
   kvr_layout_fini(&s->layout);
   free((void *)(uintptr_t)s->problem.requests);
   free((void *)(uintptr_t)s->problem.cache.weights);
+  free((void *)(uintptr_t)s->problem.sinks);
   free(s);
 }
 
@@ -291,6 +301,24 @@ kvr_rows kvr_schedule_pass_rows(const kvr_schedule *s, int request, int pass, in
 
 int kvr_schedule_num_blocks(const kvr_schedule *s, int request) {
   return kvr_ceil_div(kvr_layout_longest_share(&s->layout, request), s->options.tile);
+}
+
+int kvr_schedule_first_position(const kvr_schedule *s, int request, int token) {
+  if (s->problem.window == 0) return 0;
+  const int64_t first =
+      (int64_t)s->problem.requests[request].num_cached + token - s->problem.window + 1;
+  return first > 0 ? (int)first : 0;
+}
+
+int kvr_schedule_first_block(const kvr_schedule *s, int request) {
+  const int lowest = kvr_schedule_first_position(s, request, 0);
+  int block = kvr_schedule_num_blocks(s, request);
+  for (int r = 0; r < s->layout.num_ranks; r++) {
+    const int below = kvr_map_count(&s->problem.cache, lowest, r);
+    if (below < kvr_layout_share(&s->layout, request, r))
+      block = kvr_min(block, below / s->options.tile);
+  }
+  return block;
 }
 
 int kvr_schedule_block_len(const kvr_schedule *s, int request, int rank, int block) {

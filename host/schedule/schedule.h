@@ -27,7 +27,7 @@
   X(Q, Q)              /* queries of the rank's own rows */                                        \
   X(Q_ALL, Q)          /* gather-q: queries of all ranks; index = rank they came from */           \
   X(STATE, STATE)      /* (m, l, acc) of own rows; index = lane */                                 \
-  X(PARTIAL, STATE)    /* gather-q: (m, l, acc) of all ranks' rows over the own share */           \
+  X(PARTIAL, STATE)    /* gather-q: (m, l, acc) of all rows over the own share; index = owner */   \
   X(RECEIVED, STATE)   /* gather-q: partials of own rows; index = rank they came from */           \
   X(LANE_Q, Q)         /* rotate-q: travelling queries; index = 2 * lane + slot */                 \
   X(LANE_STATE, STATE) /* rotate-q: travelling (m, l, acc); index = 2 * lane + slot */             \
@@ -158,6 +158,11 @@ int kvr_schedule_num_passes(const kvr_schedule *schedule, int request);
 kvr_rows kvr_schedule_pass_rows(const kvr_schedule *schedule, int request, int pass, int rank);
 /* Ring blocks of a request's cached tokens (0 if it has none). */
 int kvr_schedule_num_blocks(const kvr_schedule *schedule, int request);
+/* First position that new token t can see: 0 without a window. */
+int kvr_schedule_first_position(const kvr_schedule *schedule, int request, int token);
+/* First ring block that holds a token which some new token can see; the number of blocks if there
+ * is none. The same on every rank, since it decides which ring steps exist. */
+int kvr_schedule_first_block(const kvr_schedule *schedule, int request);
 /* Cached tokens in block b of a rank's share. */
 int kvr_schedule_block_len(const kvr_schedule *schedule, int request, int rank, int block);
 

@@ -137,7 +137,7 @@ static row_set queries_of(const tracker *t, kvr_ref ref, const kvr_op *op) {
     const kvr_rows own = *kvr_layout_rows(&t->s->layout, op->request, ref.rank);
     return (row_set){ref.rank, op->request, op->pass, ref.row - own.first, ref.rows};
   }
-  row_set set = t->queries[piece_of(t->s, ref)];
+  const row_set set = t->queries[piece_of(t->s, ref)];
   if (ref.buffer == KVR_BUF_Q_ALL && ref.index == KVR_ALL) {
     int row = 0; /* every rank's slice must be there, in order and for this pass */
     for (int r = 0; r < t->s->layout.num_ranks; r++) {
@@ -193,6 +193,8 @@ static kvr_status copy_state(tracker *t, const kvr_op *op) {
 }
 
 static kvr_status copy(tracker *t, const kvr_op *op) {
+  if (op->src.buffer == KVR_BUF_NONE) /* a fence */
+    return op->launch ? fail(t, "copies nothing") : KVR_OK;
   switch (op->dst.buffer) {
   case KVR_BUF_CURRENT: return gather_current(t, op);
   case KVR_BUF_SLOT:
@@ -209,6 +211,15 @@ static kvr_status see(tracker *t, state_content *state, int shard, int begin, in
   return kvr_coverage_add(&t->keys, &state->seen, shard, begin, end);
 }
 
+/* A window needs the positions of cached keys: the launch's map must be that of their share. */
+static bool has_position(const tracker *t, const kvr_op *op, const kv_content *c) {
+  const kvr_cache_desc *cache = &t->s->problem.cache;
+  const kvr_attend_args *a = &op->attend;
+  return a->key_local0 == c->local0 && a->weight == kvr_map_weight(cache, c->shard) &&
+         a->weight_before == kvr_map_weight_before(cache, c->shard) &&
+         a->total_weight == kvr_map_total_weight(cache) && a->interleave == cache->interleave;
+}
+
 static kvr_status see_cached(tracker *t, const kvr_op *op, state_content *state) {
   const kvr_schedule *s = t->s;
   if (op->attend.ring_end == 0) return KVR_OK;
@@ -220,6 +231,8 @@ static kvr_status see_cached(tracker *t, const kvr_op *op, state_content *state)
     if (c.request != op->request) return fail(t, "attends KV of another request");
     if (c.num_cached > 0 && c.row != row) return fail(t, "attends KV rows at the wrong place");
     row += c.num_cached;
+    if (s->problem.window > 0 && c.num_cached > 0 && !has_position(t, op, &c))
+      return fail(t, "attends KV under wrong positions");
     KVR_TRY(see(t, state, c.shard, c.local0, c.local0 + c.num_cached));
   }
   if (row - op->attend.ring_row != op->attend.ring_end)
@@ -250,10 +263,10 @@ static bool same_rows(row_set a, row_set b) {
   return a.owner == b.owner && a.request == b.request && a.first == b.first && a.num == b.num;
 }
 
-/* Rows that see new tokens must carry their own token numbers. */
+/* Rows that see new tokens, or have a window, must carry their own token numbers. */
 static kvr_status check_row_tokens(tracker *t, const kvr_op *op, row_set set) {
-  if (op->attend.kv_end == op->attend.ring_end) return KVR_OK;
-  if (set.owner < 0) return fail(t, "attends new rows for rows of several ranks");
+  if (op->attend.kv_end == op->attend.ring_end && t->s->problem.window == 0) return KVR_OK;
+  if (set.owner < 0) return fail(t, "needs the tokens of rows of several ranks");
   const kvr_rows rows = kvr_rows_slice(*kvr_layout_rows(&t->s->layout, op->request, set.owner),
                                        set.first, set.first + set.num);
   const kvr_attend_args *a = &op->attend;
@@ -262,19 +275,20 @@ static kvr_status check_row_tokens(tracker *t, const kvr_op *op, row_set set) {
   return ok ? KVR_OK : fail(t, "attends rows under wrong tokens");
 }
 
-/* The collected keys must tile each share, and the new tokens up to the last row's, once. */
+/* The collected keys must tile what the rows can see: of each share, and of the new tokens. */
 static kvr_status check_tiling(tracker *t, row_set rows) {
   const kvr_layout *l = &t->s->layout;
   const kvr_rows own = kvr_rows_slice(*kvr_layout_rows(l, rows.request, rows.owner), rows.first,
                                       rows.first + rows.num);
-  for (int shard = -1; shard < l->num_ranks; shard++) {
-    const int need = shard >= 0             ? kvr_layout_share(l, rows.request, shard)
-                     : t->s->problem.causal ? kvr_rows_token_end(own)
-                                            : t->s->problem.requests[rows.request].num_new;
-    const char *wrong = kvr_coverage_check(&t->keys, shard, need);
-    if (wrong != NULL) return fail(t, wrong);
-  }
-  return KVR_OK;
+  const int cached = t->s->problem.requests[rows.request].num_cached;
+  const int first = kvr_schedule_first_position(t->s, rows.request, kvr_rows_token(own, 0));
+  const int end =
+      t->s->problem.causal ? kvr_rows_token_end(own) : t->s->problem.requests[rows.request].num_new;
+  const char *wrong = kvr_coverage_check(&t->keys, -1, kvr_max(0, first - cached), end);
+  for (int shard = 0; shard < l->num_ranks && wrong == NULL; shard++)
+    wrong = kvr_coverage_check(&t->keys, shard, kvr_map_count(&t->s->problem.cache, first, shard),
+                               kvr_layout_share(l, rows.request, shard));
+  return wrong == NULL ? KVR_OK : fail(t, wrong);
 }
 
 /* A finished state goes to OUT, or to a part that a merge reads later. */
@@ -297,12 +311,15 @@ static kvr_status finish(tracker *t, const kvr_op *op, const state_content *stat
   return KVR_OK;
 }
 
+static void hold(tracker *t, kvr_ref ref, state_content state) {
+  const int pieces = ref.index == KVR_ALL ? t->s->pieces[ref.buffer] : 1;
+  for (int i = 0; i < pieces; i++) t->states[piece_of(t->s, ref) + i] = state;
+}
+
 static kvr_status attend(tracker *t, const kvr_op *op) {
   const kvr_schedule *s = t->s;
   if (op->attend.num_rows == 0) { /* a lane or tile without rows: nothing is held */
-    t->states[piece_of(s, op->state)] = (state_content){{.owner = NOBODY}, KVR_SEEN_NOTHING};
-    if (op->state.index == KVR_ALL)
-      t->states[piece_of(s, op->state) + 1] = (state_content){{.owner = NOBODY}, KVR_SEEN_NOTHING};
+    hold(t, op->state, (state_content){{.owner = NOBODY}, KVR_SEEN_NOTHING});
     return KVR_OK;
   }
   if (!op->launch) return op->attend.kv_end == 0 ? KVR_OK : fail(t, "a marker has keys to attend");
@@ -310,7 +327,7 @@ static kvr_status attend(tracker *t, const kvr_op *op) {
   if (set.owner == NOBODY || set.num != op->attend.num_rows || op->q.row != op->attend.q_row)
     return fail(t, "attends query rows that are not there");
   KVR_TRY(check_row_tokens(t, op, set));
-  state_content *held = &t->states[piece_of(s, op->state)];
+  const state_content *held = &t->states[piece_of(s, op->state)];
   state_content state = {set, KVR_SEEN_NOTHING};
   if (op->attend.carry_in) {
     if (!same_rows(held->rows, set)) return fail(t, "carries the state of other rows");
@@ -318,8 +335,7 @@ static kvr_status attend(tracker *t, const kvr_op *op) {
   }
   KVR_TRY(see_cached(t, op, &state));
   KVR_TRY(see_new(t, op, &state));
-  *held = state;
-  if (op->state.index == KVR_ALL) t->states[piece_of(s, op->state) + 1] = state;
+  hold(t, op->state, state);
   if (!op->attend.finish) return KVR_OK;
   if (op->dst.buffer == KVR_BUF_OUT) {
     kvr_coverage_clear(&t->keys);

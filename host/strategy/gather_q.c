@@ -1,6 +1,7 @@
 /* Gather Q: every rank receives all queries of a pass, attends them to its own share, and sends
  * each owner its rows' partial (m, l, acc) in f32; the owner merges them with its launch over the
  * new tokens. Traffic does not depend on the context. */
+#include "base/arith.h"
 #include "base/error.h"
 #include "strategy/share_stage.h"
 
@@ -29,20 +30,36 @@ static kvr_status gather_queries(kvr_schedule *s, kvr_at at) {
   return KVR_OK;
 }
 
-/* All rows of the pass against rank r's share. An empty share still writes the empty state. */
-static kvr_status attend_share(kvr_schedule *s, kvr_stager *stager, kvr_at at, int r) {
-  const int num_rows = slice_row(s, at, s->layout.num_ranks);
-  const int blocks = kvr_stager_num_blocks(s, at.request, r);
-  for (int b = 0; b < (blocks > 0 ? blocks : 1); b++) {
+/* Rows of one owner (or of all: KVR_ALL) in a pass against rank r's share. An empty share still
+ * writes the empty state. */
+static kvr_status attend_rows(kvr_schedule *s, kvr_stager *stager, kvr_at at, int r, int owner) {
+  const bool all = owner == KVR_ALL;
+  const int row = all ? 0 : slice_row(s, at, owner);
+  const int num = all ? slice_row(s, at, s->layout.num_ranks) : slice_len(s, at, owner);
+  const int first = kvr_stager_first_block(s, at.request, r);
+  const int end = kvr_stager_end_block(s, at.request, r);
+  for (int b = first; b < kvr_max(end, first + 1); b++) {
     at.block = b;
     kvr_attend a = {.at = at,
-                    .rows = {.num = num_rows, .split = num_rows},
-                    .q = kvr_make_ref(KVR_BUF_Q_ALL, r, KVR_ALL, 0, num_rows),
-                    .state = kvr_make_ref(KVR_BUF_PARTIAL, r, 0, 0, num_rows),
-                    .carry_in = b > 0};
-    if (blocks > 0) KVR_TRY(kvr_stager_get(s, stager, at, r, &a.ring));
+                    .rows = {.num = num, .split = num},
+                    .q = kvr_make_ref(KVR_BUF_Q_ALL, r, owner, row, num),
+                    .state = kvr_make_ref(KVR_BUF_PARTIAL, r, owner, row, num),
+                    .shard = r,
+                    .local0 = b * s->options.tile,
+                    .carry_in = b > first};
+    if (!all) a.rows = kvr_schedule_pass_rows(s, at.request, at.pass, owner);
+    if (first < end) KVR_TRY(kvr_stager_get(s, stager, at, r, &a.ring));
     KVR_TRY(kvr_build_attend(s, &a));
   }
+  return KVR_OK;
+}
+
+/* All rows at once, since cached keys all lie in the past; a window asks for the rows' tokens,
+ * which are known owner by owner. */
+static kvr_status attend_share(kvr_schedule *s, kvr_stager *stager, kvr_at at, int r) {
+  if (s->problem.window == 0) return attend_rows(s, stager, at, r, KVR_ALL);
+  for (int owner = 0; owner < s->layout.num_ranks; owner++)
+    KVR_TRY(attend_rows(s, stager, at, r, owner));
   return KVR_OK;
 }
 
@@ -58,7 +75,7 @@ static kvr_status send_partials(kvr_schedule *s, kvr_at at) {
     for (int to = 0; to < P; to++) {
       const int from = (to + P - k) % P, len = slice_len(s, at, to);
       KVR_TRY(kvr_build_copy(s, k == 0 ? KVR_OP_COPY : KVR_OP_SEND_STATE, at,
-                             kvr_make_ref(KVR_BUF_PARTIAL, from, 0, slice_row(s, at, to), len),
+                             kvr_make_ref(KVR_BUF_PARTIAL, from, to, slice_row(s, at, to), len),
                              kvr_make_ref(KVR_BUF_RECEIVED, to, from, from * len, len)));
     }
   return KVR_OK;
@@ -73,6 +90,10 @@ static kvr_status merge(kvr_schedule *s, kvr_at at, int r) {
 
 static kvr_status build_pass(kvr_schedule *s, kvr_stager *stager, kvr_at at) {
   const int P = s->layout.num_ranks;
+  for (int r = 0; r < P && s->problem.window > 0; r++) {
+    KVR_TRY(kvr_build_fence(s, at, KVR_BUF_Q_ALL, r));
+    KVR_TRY(kvr_build_fence(s, at, KVR_BUF_PARTIAL, r));
+  }
   KVR_TRY(gather_queries(s, at));
   for (int r = 0; r < P; r++) KVR_TRY(attend_share(s, stager, at, r));
   KVR_TRY(send_partials(s, at));

@@ -85,9 +85,12 @@ int64_t kvr_bytes_gather_current(const kvr_schedule *s) {
   return (int64_t)(s->layout.num_ranks - 1) * s->layout.num_tokens * (int64_t)s->row_bytes.kv;
 }
 
-int64_t kvr_passes_times_cached(const kvr_schedule *s) {
+int64_t kvr_visible_cached(const kvr_schedule *s, int request) {
+  const int64_t skipped = (int64_t)kvr_schedule_first_block(s, request) * s->options.tile;
   int64_t sum = 0;
-  for (int i = 0; i < s->layout.num_requests; i++)
-    sum += (int64_t)kvr_schedule_num_passes(s, i) * s->problem.requests[i].num_cached;
+  for (int r = 0; r < s->layout.num_ranks; r++) {
+    const int64_t left = kvr_layout_share(&s->layout, request, r) - skipped;
+    sum += left > 0 ? left : 0;
+  }
   return sum;
 }

@@ -14,8 +14,8 @@ static kvr_status build(kvr_schedule *s) {
   KVR_TRY(kvr_build_gather_current(s)); /* first, so that the ring hides it */
   for (int i = 0; i < s->layout.num_requests; i++)
     for (int pass = 0; pass < kvr_schedule_num_passes(s, i); pass++) {
-      if (s->problem.requests[i].num_cached > 0)
-        KVR_TRY(kvr_ring_pass(s, i, pass, cross_into_current));
+      if (kvr_ring_exists(s, i))
+        KVR_TRY(kvr_ring_pass(s, i, pass, true, cross_into_current));
       else
         KVR_TRY(kvr_build_attend_current(s, (kvr_at){i, pass, -1, -1}));
     }
@@ -23,8 +23,7 @@ static kvr_status build(kvr_schedule *s) {
 }
 
 static int64_t bytes(const kvr_schedule *s) {
-  return kvr_bytes_gather_current(s) +
-         (int64_t)(s->layout.num_ranks - 1) * kvr_passes_times_cached(s) * (int64_t)s->row_bytes.kv;
+  return kvr_bytes_gather_current(s) + kvr_ring_bytes(s);
 }
 
 const kvr_strategy kvr_strategy_ring = {.name = "ring",

@@ -14,16 +14,21 @@ static int source_at(const kvr_schedule *s, int r, int v) {
   return (r + P - v % P) % P;
 }
 
+/* Blocks below everybody's window do not travel. */
+static int block_at(const kvr_schedule *s, int request, int v) {
+  return kvr_schedule_first_block(s, request) + v / s->layout.num_ranks;
+}
+
 /* The slot that rank r reads at step v, holding exactly the valid tokens of its block. */
 static kvr_ref slot_at(const kvr_schedule *s, int request, int r, int v) {
-  const int len = kvr_schedule_block_len(s, request, source_at(s, r, v), v / s->layout.num_ranks);
+  const int len = kvr_schedule_block_len(s, request, source_at(s, r, v), block_at(s, request, v));
   return kvr_make_ref(KVR_BUF_SLOT, r, v % s->options.num_slots, 0, len);
 }
 
 /* Fills every rank's slot for step v: from its own pages, or from its upstream neighbour. */
 static kvr_status fill(kvr_schedule *s, kvr_at at, int v) {
   const int P = s->layout.num_ranks;
-  at.block = v / P;
+  at.block = block_at(s, at.request, v);
   at.step = v;
   for (int r = 0; r < P; r++) {
     const kvr_ref slot = slot_at(s, at.request, r, v);
@@ -40,17 +45,19 @@ static kvr_status fill(kvr_schedule *s, kvr_at at, int v) {
  * the first block holds a token unless the source's share is empty. */
 static bool has_carry(const kvr_schedule *s, int request, int r, int v) {
   for (int u = 0; u < v && u < s->layout.num_ranks; u++)
-    if (kvr_layout_share(&s->layout, request, source_at(s, r, u)) > 0) return true;
+    if (slot_at(s, request, r, u).rows > 0) return true;
   return false;
 }
 
-static kvr_status attend(kvr_schedule *s, kvr_at at, int v, kvr_last_launch *last) {
-  const int P = s->layout.num_ranks;
-  at.block = v / P;
+static kvr_status attend(kvr_schedule *s, kvr_at at, int v, bool sinks, kvr_last_launch *last) {
+  at.block = block_at(s, at.request, v);
   at.step = v;
-  for (int r = 0; r < P; r++) {
+  for (int r = 0; r < s->layout.num_ranks; r++) {
     kvr_attend a = kvr_attend_own(s, at, r);
+    a.sinks = sinks;
     a.ring = slot_at(s, at.request, r, v);
+    a.shard = source_at(s, r, v);
+    a.local0 = at.block * s->options.tile;
     a.carry_in = has_carry(s, at.request, r, v);
     if (last != NULL)
       last(s, r, &a);
@@ -61,14 +68,28 @@ static kvr_status attend(kvr_schedule *s, kvr_at at, int v, kvr_last_launch *las
   return KVR_OK;
 }
 
-kvr_status kvr_ring_pass(kvr_schedule *s, int request, int pass, kvr_last_launch *last) {
+static int num_steps(const kvr_schedule *s, int request) {
+  const int blocks = kvr_schedule_num_blocks(s, request) - kvr_schedule_first_block(s, request);
+  return blocks * s->layout.num_ranks;
+}
+
+bool kvr_ring_exists(const kvr_schedule *s, int request) { return num_steps(s, request) > 0; }
+
+kvr_status kvr_ring_pass(kvr_schedule *s, int request, int pass, bool sinks,
+                         kvr_last_launch *last) {
   const kvr_at at = {request, pass, -1, -1};
-  const int num_steps = kvr_schedule_num_blocks(s, request) * s->layout.num_ranks;
-  const int ahead = s->options.num_slots - 1;
-  for (int v = 0; v < kvr_min(ahead, num_steps); v++) KVR_TRY(fill(s, at, v));
-  for (int v = 0; v < num_steps; v++) {
-    if (v + ahead < num_steps) KVR_TRY(fill(s, at, v + ahead));
-    KVR_TRY(attend(s, at, v, v + 1 == num_steps ? last : NULL));
+  const int steps = num_steps(s, request), ahead = s->options.num_slots - 1;
+  for (int v = 0; v < kvr_min(ahead, steps); v++) KVR_TRY(fill(s, at, v));
+  for (int v = 0; v < steps; v++) {
+    if (v + ahead < steps) KVR_TRY(fill(s, at, v + ahead));
+    KVR_TRY(attend(s, at, v, sinks, v + 1 == steps ? last : NULL));
   }
   return KVR_OK;
+}
+
+int64_t kvr_ring_bytes(const kvr_schedule *s) {
+  int64_t tokens = 0;
+  for (int i = 0; i < s->layout.num_requests; i++)
+    tokens += kvr_schedule_num_passes(s, i) * kvr_visible_cached(s, i);
+  return (s->layout.num_ranks - 1) * tokens * (int64_t)s->row_bytes.kv;
 }

@@ -1,5 +1,6 @@
 /* The ring that the fused one replaces, kept as a comparator: the cached tokens first, to a
- * normalised output of their own; then the new tokens, likewise; then a merge by LSE. */
+ * normalised output of their own; then the new tokens and the attention sinks, likewise; then a
+ * merge by LSE. */
 #include "base/error.h"
 #include "strategy/ring_pass.h"
 
@@ -28,11 +29,11 @@ static kvr_status build(kvr_schedule *s) {
   for (int i = 0; i < s->layout.num_requests; i++)
     for (int pass = 0; pass < kvr_schedule_num_passes(s, i); pass++) {
       const kvr_at at = {i, pass, -1, -1};
-      if (s->problem.requests[i].num_cached == 0) {
+      if (!kvr_ring_exists(s, i)) {
         KVR_TRY(kvr_build_attend_current(s, at)); /* nothing to merge with */
         continue;
       }
-      KVR_TRY(kvr_ring_pass(s, i, pass, finish_ring));
+      KVR_TRY(kvr_ring_pass(s, i, pass, false, finish_ring));
       for (int r = 0; r < s->layout.num_ranks; r++) KVR_TRY(attend_current_and_merge(s, at, r));
     }
   return kvr_build_cache_writes(s);

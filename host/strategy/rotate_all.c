@@ -34,13 +34,26 @@ static int num_blocks(const kvr_schedule *s, int request) {
   return (int)((longest + s->options.tile - 1) / s->options.tile);
 }
 
+/* First block that travels: those before hold only tokens below everybody's window. */
+static int first_block(const kvr_schedule *s, int request) {
+  int first = kvr_schedule_first_block(s, request);
+  for (int r = 0; r < s->layout.num_ranks; r++) /* a block with new rows is needed by somebody */
+    if (kvr_layout_rows(&s->layout, request, r)->num > 0)
+      first = kvr_min(first, kvr_layout_share(&s->layout, request, r) / s->options.tile);
+  return first;
+}
+
+static int block_at(const kvr_schedule *s, int request, int v) {
+  return first_block(s, request) + v / s->layout.num_ranks;
+}
+
 static int source_at(const kvr_schedule *s, int r, int v) {
   const int P = s->layout.num_ranks;
   return (r + P - v % P) % P;
 }
 
 static piece piece_at(const kvr_schedule *s, int request, int r, int v) {
-  return piece_of(s, request, source_at(s, r, v), v / s->layout.num_ranks);
+  return piece_of(s, request, source_at(s, r, v), block_at(s, request, v));
 }
 
 static kvr_ref slot_at(const kvr_schedule *s, int request, int r, int v) {
@@ -63,7 +76,7 @@ static kvr_status stage(kvr_schedule *s, kvr_at at, int r) {
 
 static kvr_status fill(kvr_schedule *s, kvr_at at, int v) {
   const int P = s->layout.num_ranks;
-  at.block = v / P;
+  at.block = block_at(s, at.request, v);
   at.step = v;
   for (int r = 0; r < P; r++) {
     if (v % P == 0)
@@ -112,6 +125,8 @@ static kvr_status attend(kvr_schedule *s, kvr_at at, int r, int first, int last)
   const int visible = num_visible(s, at, r, at.step);
   kvr_attend a = kvr_attend_own(s, at, r);
   a.ring = slot;
+  a.shard = source_at(s, r, at.step);
+  a.local0 = at.block * s->options.tile;
   a.ring.rows = kvr_min(p.num_cached, visible);
   a.cur = kvr_make_ref(KVR_BUF_SLOT, r, slot.index, p.num_cached, visible - a.ring.rows);
   a.key_split = p.rows.split;
@@ -143,11 +158,12 @@ static kvr_status write_passing(kvr_schedule *s, kvr_at at, int r) {
 
 static kvr_status trip(kvr_schedule *s, kvr_at at) {
   const int P = s->layout.num_ranks;
-  const int num_steps = num_blocks(s, at.request) * P, ahead = s->options.num_slots - 1;
+  const int blocks = num_blocks(s, at.request) - first_block(s, at.request);
+  const int num_steps = blocks * P, ahead = s->options.num_slots - 1;
   for (int v = 0; v < kvr_min(ahead, num_steps); v++) KVR_TRY(fill(s, at, v));
   for (int v = 0; v < num_steps; v++) {
     if (v + ahead < num_steps) KVR_TRY(fill(s, at, v + ahead));
-    at.block = v / P;
+    at.block = block_at(s, at.request, v);
     at.step = v;
     for (int r = 0; r < P; r++) {
       int first, last;
@@ -169,9 +185,13 @@ static kvr_status build(kvr_schedule *s) {
 static int64_t bytes(const kvr_schedule *s) {
   int64_t tokens = 0;
   for (int i = 0; i < s->layout.num_requests; i++)
-    tokens += kvr_schedule_num_passes(s, i) *
-              ((int64_t)s->problem.requests[i].num_cached + s->problem.requests[i].num_new);
-  return (int64_t)(s->layout.num_ranks - 1) * tokens * (int64_t)s->row_bytes.kv;
+    for (int r = 0; r < s->layout.num_ranks; r++) {
+      const int64_t stream =
+          (int64_t)kvr_layout_share(&s->layout, i, r) + kvr_layout_rows(&s->layout, i, r)->num;
+      const int64_t skipped = (int64_t)first_block(s, i) * s->options.tile;
+      if (stream > skipped) tokens += kvr_schedule_num_passes(s, i) * (stream - skipped);
+    }
+  return (s->layout.num_ranks - 1) * tokens * (int64_t)s->row_bytes.kv;
 }
 
 const kvr_strategy kvr_strategy_rotate_all = {.name = "rotate-all",

@@ -43,7 +43,8 @@ static kvr_status attend_home(kvr_schedule *s, kvr_at at, int r, int lane) {
   kvr_attend a = {.at = at,
                   .rows = lane_rows(s, at, r, lane),
                   .q = q_at(s, at, r, lane, 0),
-                  .state = state_at(s, at, r, lane, 0)};
+                  .state = state_at(s, at, r, lane, 0),
+                  .sinks = true};
   kvr_attend_current(s, r, &a);
   return kvr_build_attend(s, &a);
 }
@@ -53,12 +54,15 @@ static kvr_status attend_share(kvr_schedule *s, kvr_stager *stager, kvr_at at, i
                                int k) {
   const int P = s->layout.num_ranks;
   at.step = k;
-  for (int b = 0; b < kvr_stager_num_blocks(s, at.request, j); b++) {
+  const int end = kvr_stager_end_block(s, at.request, j);
+  for (int b = kvr_stager_first_block(s, at.request, j); b < end; b++) {
     at.block = b;
     kvr_attend a = {.at = at,
                     .rows = lane_rows(s, at, (j + P - k) % P, lane),
                     .q = q_at(s, at, j, lane, k),
                     .state = state_at(s, at, j, lane, k),
+                    .shard = j,
+                    .local0 = b * s->options.tile,
                     .carry_in = true};
     KVR_TRY(kvr_stager_get(s, stager, at, j, &a.ring));
     KVR_TRY(kvr_build_attend(s, &a));

@@ -40,7 +40,11 @@ kvr_status kvr_stager_get(kvr_schedule *s, kvr_stager *stager, kvr_at at, int ra
   return kvr_build_stage(s, at, *out, at.block * s->options.tile);
 }
 
-int kvr_stager_num_blocks(const kvr_schedule *s, int request, int rank) {
+int kvr_stager_first_block(const kvr_schedule *s, int request, int rank) {
+  return kvr_min(kvr_schedule_first_block(s, request), kvr_stager_end_block(s, request, rank));
+}
+
+int kvr_stager_end_block(const kvr_schedule *s, int request, int rank) {
   return kvr_ceil_div(kvr_layout_share(&s->layout, request, rank), s->options.tile);
 }
 

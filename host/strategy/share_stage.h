@@ -18,7 +18,8 @@ kvr_status kvr_build_over_shares(kvr_schedule *s, kvr_share_pass *build_pass);
 
 /* The slot that holds block at.block of the rank's share, staging it if needed. */
 kvr_status kvr_stager_get(kvr_schedule *s, kvr_stager *stager, kvr_at at, int rank, kvr_ref *out);
-/* Blocks of a rank's own share. */
-int kvr_stager_num_blocks(const kvr_schedule *s, int request, int rank);
+/* Blocks of a rank's own share: [first, end), without those below everybody's window. */
+int kvr_stager_first_block(const kvr_schedule *s, int request, int rank);
+int kvr_stager_end_block(const kvr_schedule *s, int request, int rank);
 
 #endif

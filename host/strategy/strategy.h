@@ -31,8 +31,8 @@ kvr_status kvr_strategy_schedule(const kvr_strategy *strategy, const kvr_problem
 
 /* Bytes of the all-gather of new KV: every new row goes to P - 1 ranks. */
 int64_t kvr_bytes_gather_current(const kvr_schedule *schedule);
-/* Sum over requests of passes * cached tokens. */
-int64_t kvr_passes_times_cached(const kvr_schedule *schedule);
+/* Cached tokens of a request from the first block on that somebody can see. */
+int64_t kvr_visible_cached(const kvr_schedule *schedule, int request);
 
 extern const kvr_strategy kvr_strategy_current_only, kvr_strategy_ring,
     kvr_strategy_ring_two_launch, kvr_strategy_gather_kv, kvr_strategy_gather_q,

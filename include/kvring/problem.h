@@ -55,7 +55,11 @@ typedef struct kvr_problem {
   int causal;                  /* 1: a row sees new tokens up to its own; 0: all new tokens */
   float scale;                 /* softmax scale; 0: 1 / sqrt(head_dim) */
   int window;                  /* sliding window incl. the row itself [tokens]; 0: none */
-  float soft_cap;              /* logit soft cap; 0: none */
+  float soft_cap;              /* s -> cap * tanh(s / cap), after the scale; 0: none */
+  const float *sinks;          /* (num_q_heads) logits of attention sinks: one more softmax column
+                                  per head, without a value; -inf or NULL: none (borrowed) */
+  float q_scale;               /* q is divided by it and rounded to the cache's dtype; 0: 1 */
+  float k_scale, v_scale;      /* what stored keys and values are multiplied by; 0: 1 */
   int num_requests;            /* >= 0 */
   const kvr_request *requests; /* (num_requests) (borrowed) */
 } kvr_problem;

@@ -12,7 +12,7 @@
 #include "schedule/verify.h"
 #include "strategy/strategy.h"
 
-enum { NUM_CASES = 300, NUM_ORDERS = 3 };
+enum { NUM_CASES = 600, NUM_ORDERS = 3 };
 
 static bool has_cache(const pure_case *c) {
   for (int i = 0; i < c->problem.num_requests; i++)

@@ -81,26 +81,32 @@ static void oracle_row(pure_case *c, int i, int t, int token, int h) {
   const int D = p->cache.head_dim, NQ = p->num_q_heads, kvh = h / (NQ / p->cache.num_kv_heads);
   const int L = c->requests[i].num_cached;
   const int end = p->causal ? L + t + 1 : L + c->requests[i].num_new;
-  const double scale = p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)D);
+  const double scale = (p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)D)) *
+                       (p->k_scale != 0.0f ? (double)p->k_scale : 1.0);
+  const double value_scale = p->v_scale != 0.0f ? (double)p->v_scale : 1.0;
+  const double sink = p->sinks != NULL ? (double)p->sinks[h] : -HUGE_VAL;
+  const int first = p->window > 0 && L + t - p->window + 1 > 0 ? L + t - p->window + 1 : 0;
   const double *q = c->q + ((size_t)token * (size_t)NQ + (size_t)h) * (size_t)D;
   double *out = c->want_out + ((size_t)token * (size_t)NQ + (size_t)h) * (size_t)D;
-  double *scores = malloc((size_t)end * sizeof *scores), max = -1e300, sum = 0.0;
+  double *scores = malloc((size_t)end * sizeof *scores), max = sink, sum;
   assert(scores != NULL);
-  for (int x = 0; x < end; x++) {
+  for (int x = first; x < end; x++) {
     const double *k = c->context[i] + (size_t)x * kv_width(c) + 2 * (size_t)kvh * (size_t)D;
     scores[x] = 0.0;
     for (int d = 0; d < D; d++) scores[x] += q[d] * k[d];
     scores[x] *= scale;
+    if (p->soft_cap > 0.0f) scores[x] = (double)p->soft_cap * tanh(scores[x] / (double)p->soft_cap);
     max = fmax(max, scores[x]);
   }
+  sum = exp(sink - max); /* the sink is one more key without a value */
   for (int d = 0; d < D; d++) out[d] = 0.0;
-  for (int x = 0; x < end; x++) {
+  for (int x = first; x < end; x++) {
     const double *v = c->context[i] + (size_t)x * kv_width(c) + (2 * (size_t)kvh + 1) * (size_t)D;
     const double w = exp(scores[x] - max);
     sum += w;
     for (int d = 0; d < D; d++) out[d] += w * v[d];
   }
-  for (int d = 0; d < D; d++) out[d] /= sum;
+  for (int d = 0; d < D; d++) out[d] *= value_scale / sum;
   c->want_lse[token * NQ + h] = max + log(sum);
   free(scores);
 }
@@ -203,6 +209,17 @@ void case_randomise(pure_case *c, uint64_t seed) {
     for (int r = 0; r < P; r++) c->weights[r] = case_between(&s, 0, 3);
     c->weights[case_between(&s, 0, P - 1)] = 2;
     c->problem.cache.weights = c->weights;
+  }
+  if (case_between(&s, 0, 1)) c->problem.window = case_between(&s, 1, 40);
+  if (case_between(&s, 0, 3) == 0) c->problem.soft_cap = (float)case_between(&s, 1, 6);
+  if (case_between(&s, 0, 3) == 0) {
+    for (int h = 0; h < c->problem.num_q_heads; h++) c->sinks[h] = (float)case_normal(&s);
+    c->sinks[0] = case_between(&s, 0, 2) == 0 ? -HUGE_VALF : c->sinks[0];
+    c->problem.sinks = c->sinks;
+  }
+  if (case_between(&s, 0, 3) == 0) {
+    c->problem.k_scale = 0.5f;
+    c->problem.v_scale = 3.0f;
   }
   const int tile = case_between(&s, 1, 6);
   c->options = (kvr_options){.struct_size = sizeof c->options,

@@ -4,13 +4,14 @@
 
 #include "ref/exec_host.h"
 
-enum { CASE_MAX_REQUESTS = 4, CASE_MAX_RANKS = 8 };
+enum { CASE_MAX_REQUESTS = 4, CASE_MAX_RANKS = 8, CASE_MAX_HEADS = 8 };
 
 typedef struct pure_case {
   kvr_problem problem;
   kvr_options options;
   kvr_request requests[CASE_MAX_REQUESTS];
   int weights[CASE_MAX_RANKS];
+  float sinks[CASE_MAX_HEADS];
   int sample; /* the answer is computed for every sample-th token and the last; 0: for all */
   int num_tokens;
   double *q, *k, *v; /* new tokens */
