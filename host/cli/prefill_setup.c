@@ -36,9 +36,10 @@ kvr_status cli_prefill_shapes(cli_prefill_job *job) {
   for (const char *list = o->strategy; list != NULL && status == KVR_OK;) {
     list = next_name(list, name, sizeof name);
     const kvr_options options = cli_shape_options(o, all ? NULL : name);
-    status = strcmp(name, "auto") == 0 && strcmp(o->strategy, "auto") != 0
-                 ? kvr_fail(KVR_E_CONFLICT, "auto does not go with other strategies in a list")
-                 : kvr_problem_check(&problem, &options);
+    if (strcmp(name, "auto") == 0 && strcmp(o->strategy, "auto") != 0)
+      status = kvr_fail(KVR_E_CONFLICT, "auto does not go with other strategies in a list");
+    else
+      status = kvr_problem_check(&problem, &options);
   }
   free(requests);
   return status;
