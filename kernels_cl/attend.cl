@@ -600,6 +600,7 @@ kvr_attend(__global const kv_type *q, __global const kv_type *ring, __global con
            __global const float *sinks, const kvr_attend_args a) {
   const int p0 = (int)get_group_id(0) * ROW_TILE;
   const int h = (int)get_group_id(1);
+  if (p0 >= a.num_rows * (a.num_q_heads / a.num_kv_heads)) return; /* wider than its rows */
   rows r;
   block b;
 

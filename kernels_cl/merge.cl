@@ -7,7 +7,8 @@
  * A part that saw nothing (m or LSE = -inf) has weight 0 and is not read: it may hold NaN. Where no
  * part saw anything, out is 0 and the LSE -inf. Parts are summed in their order: bits do not vary.
  *
- * NDRange of both: global (num_q_heads, num_rows), any local size; a work-item per (head, row).
+ * NDRange of both: global (num_q_heads, num_rows) or more rows, any local size; a work-item per
+ * (head, row).
  *
  *   state row  acc [NQ][D], (m, l) [NQ][2]     out_a, out_b, out  [row][NQ][D]
  *   lse, lse_a, lse_b  [row][NQ], natural logarithm */
@@ -89,6 +90,7 @@ __kernel void kvr_merge_states(__global const float *state, __global const float
                                const kvr_merge_args a) {
   const int head = (int)get_global_id(0);
   const int i = (int)get_global_id(1);
+  if (i >= a.num_rows) return;
   const int nq = a.num_q_heads;
 
   float top = -INFINITY;
@@ -117,6 +119,7 @@ __kernel void kvr_merge_outputs(__global const float *out_a, __global const floa
                                 const kvr_merge_args a) {
   const int head = (int)get_global_id(0);
   const int i = (int)get_global_id(1);
+  if (i >= a.num_rows) return;
   const size_t from = (size_t)(a.state_row + i) * a.num_q_heads + head;
   const size_t at = (size_t)(a.out_row + i) * a.num_q_heads + head;
 

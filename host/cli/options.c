@@ -39,7 +39,7 @@ static const option table[] = {
     {"memory-budget", "BYTES", BYTES, AT(memory_budget), "0", 0, 0, SHAPE, false,
      "device memory of a rank, cache included; 0: its share of the device (K, M, G allowed)"},
     {"strategy", "NAME", TEXT, AT(strategy), "auto", 0, 0, SHAPE | CLI_CMD_CHECK, false,
-     "a strategy, all, or auto"},
+     "a strategy, several with commas (prefill), all, or auto"},
     {"tokens", "T", INT, AT(tokens), "8192", 0, INT_MAX, SHAPE, false, "new tokens of the prompt"},
     {"chunk", "CH", INT, AT(chunk), "2048", 1, INT_MAX, SHAPE, false,
      "new tokens of a request in one step"},

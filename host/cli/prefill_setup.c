@@ -1,5 +1,6 @@
 /* From options to a group, a cache filled with the cached tokens, and the list of strategies. */
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,14 @@
 
 static kvr_status no_memory(const char *what) {
   return kvr_fail(KVR_E_OOM, "no host memory for %s", what);
+}
+
+/* Copies the first name of a comma separated list; returns the rest, NULL after the last. */
+static const char *next_name(const char *list, char *name, size_t size) {
+  const char *end = strchr(list, ',');
+  const size_t len = end != NULL ? (size_t)(end - list) : strlen(list);
+  snprintf(name, size, "%.*s", (int)(len < size ? len : size - 1), list);
+  return end != NULL ? end + 1 : NULL;
 }
 
 kvr_status cli_prefill_shapes(cli_prefill_job *job) {
@@ -22,8 +31,16 @@ kvr_status cli_prefill_shapes(cli_prefill_job *job) {
   for (int i = 0; i < s->num_requests; i++) requests[i] = cli_shape_request(s, i, 0, s->chunk);
   const kvr_problem problem = cli_shape_problem(s, requests);
   const bool all = strcmp(o->strategy, "all") == 0;
-  const kvr_options options = cli_shape_options(o, all ? NULL : o->strategy);
-  const kvr_status status = kvr_problem_check(&problem, &options);
+  kvr_status status = KVR_OK;
+  char name[64];
+  for (const char *list = o->strategy; list != NULL && status == KVR_OK;) {
+    list = next_name(list, name, sizeof name);
+    const kvr_options options = cli_shape_options(o, all ? NULL : name);
+    if (strcmp(name, "auto") == 0 && strcmp(o->strategy, "auto") != 0)
+      status = kvr_fail(KVR_E_CONFLICT, "auto does not go with other strategies in a list");
+    else
+      status = kvr_problem_check(&problem, &options);
+  }
   free(requests);
   return status;
 }
@@ -31,18 +48,28 @@ kvr_status cli_prefill_shapes(cli_prefill_job *job) {
 /* `all` is every strategy that can serve a cache. */
 static bool serves_cache(const char *name) { return strcmp(name, "current-only") != 0; }
 
+static bool is_listed(const char *list, const char *wanted) {
+  char name[64];
+  while (list != NULL) {
+    list = next_name(list, name, sizeof name);
+    if (strcmp(name, wanted) == 0) return true;
+  }
+  return false;
+}
+
 static kvr_status list_runs(cli_prefill_job *job) {
   const char *asked = job->options->strategy;
   const bool all = strcmp(asked, "all") == 0;
   job->runs = calloc((size_t)kvr_num_strategies() + 1, sizeof *job->runs);
   if (job->runs == NULL) return no_memory("strategies");
-  if (!all) job->runs[job->num_runs++].name = asked;
+  if (strcmp(asked, "auto") == 0) job->runs[job->num_runs++].name = asked;
   /* First gather-kv, since the others are compared with its output. */
-  for (int other = 0; all && other < 2; other++)
+  for (int other = 0; other < 2; other++)
     for (int i = 0; i < kvr_num_strategies(); i++) {
       const char *name = kvr_strategy_name(i);
       const bool first = strcmp(name, "gather-kv") == 0;
-      if (serves_cache(name) && first == (other == 0)) job->runs[job->num_runs++].name = name;
+      const bool wanted = all ? serves_cache(name) : is_listed(asked, name);
+      if (wanted && first == (other == 0)) job->runs[job->num_runs++].name = name;
     }
   const size_t times = (size_t)job->options->repeat * (size_t)kvr_max(job->shape.num_steps, 1);
   for (int i = 0; i < job->num_runs; i++) {

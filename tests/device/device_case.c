@@ -161,7 +161,7 @@ static void fill_pools(device_run *run, pure_case *c) {
 /* ---- runs ---- */
 
 void device_run_init(device_run *run, pure_case *c, kvr_group *group, const char *strategies) {
-  memset(run, 0, sizeof *run);
+  *run = (device_run){.spare_tokens = run->spare_tokens};
   int pages = 3, context = 0, rows = 0;
   for (int i = 0; i < c->problem.num_requests; i++) {
     pages +=
@@ -175,10 +175,10 @@ void device_run_init(device_run *run, pure_case *c, kvr_group *group, const char
   fill_pools(run, c);
   const kvr_limits limits = {.struct_size = sizeof limits,
                              .num_q_heads = c->problem.num_q_heads,
-                             .max_new_tokens = kvr_max(1, rows),
-                             .max_context = context,
+                             .max_new_tokens = kvr_max(1, rows) + run->spare_tokens,
+                             .max_context = context + run->spare_tokens,
                              .max_requests = c->problem.num_requests,
-                             .max_rows = kvr_max(1, rows),
+                             .max_rows = kvr_max(1, rows) + run->spare_tokens,
                              .tile = c->options.tile,
                              .query_tile = c->options.query_tile,
                              .num_slots = c->options.num_slots,

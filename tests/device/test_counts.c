@@ -101,7 +101,7 @@ static void run(int P, int L, int S, int query_tile, const char *strategy) {
   c.options.query_tile = query_tile;
   case_fill(&c, 11);
   kvr_group *group = device_group(P, 0);
-  device_run r;
+  device_run r = {0};
   device_run_init(&r, &c, group, strategy);
   memset(&calls, 0, sizeof calls);
   if (device_run_step(&r, &c, strategy) != KVR_OK)

@@ -111,7 +111,7 @@ static void check_shape(const shape *s, int P, int interleave) {
   for (int i = 0; i < kvr_num_strategies(); i++) {
     const char *strategy = kvr_strategy_name(i);
     if (strcmp(strategy, "current-only") == 0 && has_cache(s)) continue;
-    device_run run;
+    device_run run = {0};
     device_run_init(&run, &c, group_of(P), strategy);
     if (device_run_step(&run, &c, strategy) != KVR_OK)
       fail_msg("%s, P %d, %s: %s", s->name, P, strategy, kvr_error_message());
@@ -173,7 +173,7 @@ static void test_chunks_equal_one_dense_prefill(void **state) {
     pure_case c = case_of(&s, P, P % 2 ? 1 : 4);
     c.problem.cache.head_dim = 16;
     device_case_fill(&c, 77);
-    device_run run;
+    device_run run = {0};
     device_run_init(&run, &c, group_of(P), "all");
     float *arrays[4] = {floats(c.q, TOTAL * 8 * 16), floats(c.k, TOTAL * 2 * 16),
                         floats(c.v, TOTAL * 2 * 16), NULL};
@@ -196,7 +196,7 @@ static void test_other_cache_contents_are_noticed(void **state) {
   pure_case c = case_of(&s, 4, 1), other = case_of(&s, 4, 1);
   device_case_fill(&c, 1);
   device_case_fill(&other, 2);
-  device_run run;
+  device_run run = {0};
   device_run_init(&run, &other, group_of(4), "ring");
   /* c's queries and new tokens over the other's cache */
   c.requests[0].cache_id = other.requests[0].cache_id;
@@ -220,7 +220,7 @@ static void test_a_thousand_steps_leak_nothing(void **state) {
   kvr_group *group = device_group(3, 1);
   cl_context context;
   cl_uint before, after;
-  device_run run;
+  device_run run = {0};
   device_run_init(&run, &c, group, "all");
   device_ok(kvr_group_context(group, 0, &context), "kvr_group_context");
   device_ok(device_run_step(&run, &c, "ring"), "step");

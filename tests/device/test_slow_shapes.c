@@ -15,7 +15,7 @@ static void check(pure_case *c, const char *const *strategies) {
   device_case_fill(c, 31);
   kvr_group *group = device_group(c->problem.cache.num_ranks, 0);
   for (; *strategies != NULL; strategies++) {
-    device_run run;
+    device_run run = {0};
     device_run_init(&run, c, group, *strategies);
     if (device_run_step(&run, c, *strategies) != KVR_OK)
       fail_msg("%s: %s", *strategies, kvr_error_message());

@@ -35,7 +35,7 @@ static int64_t bytes_of(const device_run *run) {
 
 static void check_strategy(pure_case *c, int seed, int copy_queue, const char *strategy) {
   kvr_group *group = group_of(c->problem.cache.num_ranks, copy_queue);
-  device_run run;
+  device_run run = {0};
   device_run_init(&run, c, group, strategy);
   if (device_run_step(&run, c, strategy) != KVR_OK)
     fail_msg("seed %d, %s: %s", seed, strategy, kvr_error_message());
@@ -67,7 +67,7 @@ static void test_sessions_are_reused(void **state) {
   for (int seed = 100; seed < 110; seed++) {
     pure_case c;
     device_case_init(&c, (uint64_t)seed, KVR_F32);
-    device_run run;
+    device_run run = {0};
     kvr_group *group = group_of(c.problem.cache.num_ranks, 1);
     device_run_init(&run, &c, group, "all");
     size_t before, now, peak, budget;
@@ -83,6 +83,22 @@ static void test_sessions_are_reused(void **state) {
     device_run_fini(&run, &c);
     case_free(&c);
   }
+}
+
+/* Limits far above the step: kernels are warmed up on grids wider than any rows there are. */
+static void test_wide_limits(void **state) {
+  (void)state;
+  pure_case c;
+  device_case_init(&c, 120, KVR_BF16);
+  device_run run = {.spare_tokens = 20000};
+  device_run_init(&run, &c, group_of(c.problem.cache.num_ranks, 0), "all");
+  for (int i = 0; i + 1 < kvr_num_strategies(); i++) {
+    device_run_rewind(&run, &c);
+    device_ok(device_run_step(&run, &c, kvr_strategy_name(i)), "step");
+    assert_true(device_run_error(&run, &c) < tolerance);
+  }
+  device_run_fini(&run, &c);
+  case_free(&c);
 }
 
 /* ---- any order that the events allow ---- */
@@ -173,7 +189,7 @@ static void test_random_delays_give_the_same_bits(void **state) {
     pure_case c;
     device_case_init(&c, (uint64_t)seed, KVR_F32);
     for (int copy_queue = 0; copy_queue < 2; copy_queue++) {
-      device_run run;
+      device_run run = {0};
       device_run_init(&run, &c, group_of(c.problem.cache.num_ranks, copy_queue), "all");
       const size_t n = (size_t)c.num_tokens * (size_t)c.problem.num_q_heads *
                        (size_t)c.problem.cache.head_dim * sizeof(float);
@@ -202,7 +218,7 @@ static void test_waits_and_rank_events(void **state) {
   pure_case c;
   device_case_init(&c, 301, KVR_F32);
   const int P = c.problem.cache.num_ranks;
-  device_run run;
+  device_run run = {0};
   device_run_init(&run, &c, group_of(P, 0), "ring");
   tensors t = make_tensors(&c, &run);
   const kvr_io io =
@@ -242,7 +258,7 @@ static void test_failed_wait_poisons_the_plan(void **state) {
   (void)state;
   pure_case c;
   device_case_init(&c, 302, KVR_F32);
-  device_run run;
+  device_run run = {0};
   device_run_init(&run, &c, group_of(c.problem.cache.num_ranks, 1), "ring");
   tensors t = make_tensors(&c, &run);
   const kvr_io io =
@@ -279,7 +295,7 @@ static void test_bad_tensors_are_refused(void **state) {
   (void)state;
   pure_case c;
   device_case_init(&c, 301, KVR_F32);
-  device_run run;
+  device_run run = {0};
   device_run_init(&run, &c, group_of(c.problem.cache.num_ranks, 0), "ring");
   tensors t = make_tensors(&c, &run);
   kvr_io io =
@@ -329,6 +345,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_strategy_equals_dense_attention),
       cmocka_unit_test(test_sessions_are_reused),
+      cmocka_unit_test(test_wide_limits),
       cmocka_unit_test(test_random_delays_give_the_same_bits),
       cmocka_unit_test(test_waits_and_rank_events),
       cmocka_unit_test(test_failed_wait_poisons_the_plan),
