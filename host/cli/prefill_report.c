@@ -53,14 +53,25 @@ static double paired_ratio(const cli_prefill_job *job, const cli_run *a, const c
   return median(values, job->options->repeat);
 }
 
+/* Visible pairs of query row and key in a step. */
+static double num_pairs(const cli_shape *s, const kvr_request *q) {
+  const double S = q->num_new, L = q->num_cached;
+  if (s->window == 0) return S * L + (s->causal ? S * (S + 1) / 2 : S * S);
+  double pairs = 0;
+  for (int t = 0; t < q->num_new; t++) {
+    const double end = L + (s->causal ? t + 1 : S);
+    pairs += end - fmax(0, L + t + 1 - s->window);
+  }
+  return pairs;
+}
+
 /* Floating point operations of the visible pairs of query row and key. */
 static double num_flops(const cli_shape *s) {
   double pairs = 0;
   for (int step = 0; step < s->num_steps; step++)
     for (int i = 0; i < s->num_requests; i++) {
       const kvr_request q = cli_shape_request(s, i, step * s->chunk, s->chunk);
-      const double S = q.num_new;
-      pairs += S * q.num_cached + (s->causal ? S * (S + 1) / 2 : S * S);
+      pairs += num_pairs(s, &q);
     }
   return pairs * 4 * s->cache.head_dim * s->num_q_heads;
 }

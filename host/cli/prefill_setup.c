@@ -1,5 +1,6 @@
 /* From options to a group, a cache filled with the cached tokens, and the list of strategies. */
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,7 +142,7 @@ static void find_max_v(cli_prefill_job *job) {
     const size_t rows = (size_t)s->requests[i].num_cached + (size_t)s->requests[i].num_new;
     const size_t num = rows * (size_t)s->cache.num_kv_heads * (size_t)s->cache.head_dim;
     const double most = cli_max_abs(s->cache.dtype, cli_data_v(&job->data, i, 0), num);
-    if (most > job->max_v) job->max_v = most;
+    job->max_v = fmax(job->max_v, most * fabs((double)job->shape.v_scale));
   }
 }
 

@@ -54,6 +54,12 @@ static int row_end(const cli_prefill_job *job, int sample) {
   return q->num_cached + (job->shape.causal ? job->sample.token[sample] + 1 : q->num_new);
 }
 
+static int row_first(const cli_prefill_job *job, int sample) {
+  const kvr_request *q = &job->step.requests[job->sample.request[sample]];
+  const int past = q->num_cached + job->sample.token[sample] + 1;
+  return job->shape.window > 0 ? kvr_max(0, past - job->shape.window) : 0;
+}
+
 static void choose_heads(cli_prefill_job *job) {
   const cli_shape *s = &job->shape;
   cli_sample *sample = &job->sample;
@@ -78,7 +84,9 @@ static kvr_status run_reference(cli_prefill_job *job, int begin, int end) {
   const cli_reference reference = {.num_q_heads = s->num_q_heads,
                                    .num_kv_heads = s->cache.num_kv_heads,
                                    .head_dim = s->cache.head_dim,
-                                   .scale = 1 / sqrt(s->cache.head_dim),
+                                   .scale = (double)s->k_scale / sqrt(s->cache.head_dim),
+                                   .soft_cap = (double)s->soft_cap,
+                                   .value_scale = (double)s->v_scale,
                                    .dtype = s->cache.dtype,
                                    .k = cli_data_k(&job->data, request, 0),
                                    .v = cli_data_v(&job->data, request, 0)};
@@ -87,6 +95,7 @@ static kvr_status run_reference(cli_prefill_job *job, int begin, int end) {
   for (int i = 0; i < num; i++) {
     const size_t row = (size_t)job->step.first[request] + (size_t)sample->token[begin + i];
     rows[i] = (cli_reference_row){.q = (const char *)job->step.q + row * row_bytes(s),
+                                  .first = row_first(job, begin + i),
                                   .end = row_end(job, begin + i),
                                   .head0 = sample->head0[begin + i],
                                   .head_step = sample->head_step};

@@ -63,19 +63,22 @@ static void add_values(const double *restrict p, double (*restrict v)[MAX_DIM], 
   }
 }
 
-/* One block of keys into the running softmax of one row; keys past num do not exist. */
-static void attend_block(const cli_reference *r, const unsigned char *hidden, int num, work *w,
-                         running *s) {
+/* One block of keys into the running softmax of one row; keys below first are not seen, those past
+ * num do not exist. */
+static void attend_block(const cli_reference *r, const unsigned char *hidden, int first, int num,
+                         work *w, running *s) {
   scores(s->q, w->kt, r->head_dim, w->score);
+  for (int x = 0; x < num && r->soft_cap > 0; x++)
+    w->score[x] = r->soft_cap * tanh(w->score[x] / r->soft_cap);
   double m = s->m;
   for (int x = 0; x < num; x++)
-    if ((hidden == NULL || !hidden[x]) && w->score[x] > m) m = w->score[x];
+    if (x >= first && (hidden == NULL || !hidden[x]) && w->score[x] > m) m = w->score[x];
   if (m == -HUGE_VAL) return;
   const double fade = exp(s->m - m);
   s->l *= fade;
   for (int d = 0; d < r->head_dim; d++) s->acc[d] *= fade;
   for (int x = 0; x < num; x++) {
-    const bool seen = hidden == NULL || !hidden[x];
+    const bool seen = x >= first && (hidden == NULL || !hidden[x]);
     w->score[x] = seen ? exp(w->score[x] - m) : 0;
     s->l += w->score[x];
   }
@@ -91,8 +94,9 @@ static void start_row(const cli_reference *r, const cli_reference_row *row, int 
   for (int d = 0; d < r->head_dim; d++) s->q[d] = r->scale * (double)w->row[d];
 }
 
-static void finish_row(const running *s, int D, double *out, double *lse) {
-  for (int d = 0; d < D; d++) out[d] = s->l > 0 ? s->acc[d] / s->l : 0;
+static void finish_row(const cli_reference *r, const running *s, double *out, double *lse) {
+  const double scale = r->value_scale != 0 ? r->value_scale : 1;
+  for (int d = 0; d < r->head_dim; d++) out[d] = s->l > 0 ? scale * s->acc[d] / s->l : 0;
   *lse = s->l > 0 ? s->m + log(s->l) : -HUGE_VAL;
 }
 
@@ -116,7 +120,7 @@ static void run_kv_head(const cli_reference *r, const cli_reference_row *rows, i
       const int num = kvr_min(KEYS, rows[i].end - key0);
       for (int g = 0; g < group && num > 0; g++)
         if (computes(&rows[i], kv_head * group + g))
-          attend_block(r, r->hidden != NULL ? r->hidden + key0 : NULL, num, w,
+          attend_block(r, r->hidden != NULL ? r->hidden + key0 : NULL, rows[i].first - key0, num, w,
                        &states[i * group + g]);
     }
   }
@@ -139,7 +143,7 @@ kvr_status cli_reference_run(const cli_reference *r, const cli_reference_row *ro
         const int head = kv * group + g;
         const size_t at = (size_t)i * (size_t)NQ + (size_t)head;
         if (computes(&rows[i], head))
-          finish_row(&states[i * group + g], D, out + at * (size_t)D, lse + at);
+          finish_row(r, &states[i * group + g], out + at * (size_t)D, lse + at);
       }
   }
   free(w);

@@ -10,16 +10,19 @@
 /* K and V of one request, (tokens, num_kv_heads, head_dim) each, as rounded to dtype. */
 typedef struct cli_reference {
   int num_q_heads, num_kv_heads, head_dim;
-  double scale;
+  double scale;       /* of scores, that of stored keys included */
+  double soft_cap;    /* 0: none */
+  double value_scale; /* 0: 1 */
   kvr_dtype dtype;
   const void *k, *v;
   const unsigned char *hidden; /* (tokens) keys with 1 are seen by nobody; NULL: none */
 } cli_reference;
 
-/* One query row: it sees keys [0, end). Only heads h with h % head_step == head0 are computed. */
+/* One query row: it sees keys [first, end). Only heads h with h % head_step == head0 are computed.
+ */
 typedef struct cli_reference_row {
   const void *q; /* (num_q_heads, head_dim) in dtype */
-  int end;
+  int first, end;
   int head0, head_step;
 } cli_reference_row;
 

@@ -163,6 +163,10 @@ static kvr_status fill(const cli_options *o, const cli_given_shape *f, cli_shape
                               .page_size = o->page_size,
                               .num_pages = INT_MAX,
                               .interleave = 1};
+  s->window = o->window;
+  s->soft_cap = (float)o->soft_cap;
+  s->k_scale = (float)o->k_scale;
+  s->v_scale = (float)o->v_scale;
   s->out_dtype = o->out_dtype;
   s->causal = o->causal;
   s->chunk = o->chunk;
@@ -207,6 +211,10 @@ kvr_problem cli_shape_problem(const cli_shape *s, const kvr_request *requests) {
                        .num_q_heads = s->num_q_heads,
                        .out_dtype = s->out_dtype,
                        .causal = s->causal,
+                       .window = s->window,
+                       .soft_cap = s->soft_cap,
+                       .k_scale = s->k_scale,
+                       .v_scale = s->v_scale,
                        .num_requests = s->num_requests,
                        .requests = requests};
 }

@@ -15,6 +15,8 @@ typedef struct cli_shape {
   int num_q_heads;
   kvr_dtype out_dtype;
   int causal;
+  int window;
+  float soft_cap, k_scale, v_scale;
   int chunk;
   int num_requests;
   cli_length *requests; /* owned */

@@ -77,6 +77,8 @@ static int ceil_div(int a, int b) { return (a + b - 1) / b; }
 /* Striped share of rank r. */
 static int loc(int L, int P, int r) { return (L + P - 1 - r) / P; }
 
+static int window; /* of the cases made from now on */
+
 static pure_case make_case(int P, int L, int S) {
   pure_case c = {0};
   c.problem = (kvr_problem){.struct_size = sizeof c.problem,
@@ -89,6 +91,7 @@ static pure_case make_case(int P, int L, int S) {
                                       .interleave = 1},
                             .num_q_heads = NQ,
                             .causal = 1,
+                            .window = window,
                             .num_requests = 1};
   c.requests[0] = (kvr_request){.num_new = S, .num_cached = L};
   c.options = (kvr_options){.struct_size = sizeof c.options, .tile = TILE, .num_slots = 2};
@@ -165,6 +168,29 @@ static void test_ring(void **state) {
     const int passes = ceil_div(most_rows(P, S), 2);
     assert_int_equal(calls.copied, (P - 1) * ((long long)passes * L + S) * kv_row);
   }
+}
+
+/* Blocks of TILE * P positions that lie below the window of the first new token stay where they
+ * are. */
+static void test_ring_with_window(void **state) {
+  (void)state;
+  static const int windows[] = {1, 7, 20, 30, 1000};
+  for (int i = 0; i < NUM_SHAPES; i++)
+    for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
+      const int P = shapes[i][0], L = shapes[i][1], S = shapes[i][2];
+      const int lowest = L - windows[w] + 1 > 0 ? L - windows[w] + 1 : 0;
+      const int blocks = ceil_div(loc(L, P, 0), TILE);
+      const int skipped = lowest >= L ? blocks : lowest / (TILE * P);
+      long long tokens = 0;
+      for (int r = 0; r < P; r++) {
+        const int left = loc(L, P, r) - skipped * TILE;
+        tokens += left > 0 ? left : 0;
+      }
+      window = windows[w];
+      run(P, L, S, 0, "ring");
+      window = 0;
+      assert_int_equal(calls.copied, (P - 1) * (tokens + S) * kv_row);
+    }
 }
 
 static void test_two_launch(void **state) {
@@ -247,10 +273,10 @@ static void test_current_only(void **state) {
 int main(void) {
   device_require();
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_ring),         cmocka_unit_test(test_two_launch),
-      cmocka_unit_test(test_gather_kv),    cmocka_unit_test(test_gather_q),
-      cmocka_unit_test(test_rotate_q),     cmocka_unit_test(test_rotate_all),
-      cmocka_unit_test(test_current_only),
+      cmocka_unit_test(test_ring),       cmocka_unit_test(test_ring_with_window),
+      cmocka_unit_test(test_two_launch), cmocka_unit_test(test_gather_kv),
+      cmocka_unit_test(test_gather_q),   cmocka_unit_test(test_rotate_q),
+      cmocka_unit_test(test_rotate_all), cmocka_unit_test(test_current_only),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

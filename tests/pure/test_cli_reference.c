@@ -96,8 +96,16 @@ static void test_reference(void **state) {
   cli_synthetic_fill(&s, (cli_rows_at){CLI_V, 0, 0, KEYS_ALL, NKV, D}, 1, KVR_F32, v);
   cli_synthetic_fill(&s, (cli_rows_at){CLI_Q, 0, 0, 1, NQ, D}, 3, KVR_F32, q);
   for (int x = 0; x < KEYS_ALL; x++) hidden[x] = x % 3 == 1;
-  const cli_reference r = {NQ, NKV, D, 0.25, KVR_F32, k, v, hidden};
-  const cli_reference_row rows[2] = {{q, KEYS_ALL - 1, 0, 1}, {q, 0, 0, 1}};
+  const cli_reference r = {.num_q_heads = NQ,
+                           .num_kv_heads = NKV,
+                           .head_dim = D,
+                           .scale = 0.25,
+                           .dtype = KVR_F32,
+                           .k = k,
+                           .v = v,
+                           .hidden = hidden};
+  const cli_reference_row rows[2] = {{.q = q, .end = KEYS_ALL - 1, .head_step = 1},
+                                     {.q = q, .end = 0, .head_step = 1}};
   assert_int_equal(cli_reference_run(&r, rows, 2, out, lse), KVR_OK);
   for (int h = 0; h < NQ; h++) {
     for (int d = 0; d < D; d++) {

@@ -252,6 +252,31 @@ static void test_wrong_source_rank_is_noticed(void **state) {
   case_free(&c);
 }
 
+/* With a window, a launch must know whose share it reads: the map of another rank gives other
+ * positions. */
+static void test_wrong_positions_are_noticed(void **state) {
+  (void)state;
+  for (int i = 0; i < kvr_num_strategies(); i++) {
+    const kvr_strategy *strategy = kvr_strategy_get(i);
+    if (!strategy->serves_cache) continue;
+    pure_case c = big_case(3);
+    c.problem.requests = c.requests;
+    c.problem.window = 20;
+    case_fill(&c, 7);
+    kvr_schedule *s = mutant(strategy, &c, KVR_DROP_NOTHING);
+    assert_int_equal(kvr_verify_data(s), KVR_OK);
+    assert_true(case_run(&c, s, 0) < 1e-11);
+    for (int op = 0; op < s->num_ops; op++)
+      if (s->ops[op].kind == KVR_OP_ATTEND && s->ops[op].attend.ring_end > 0) {
+        s->ops[op].attend.weight_before = (s->ops[op].attend.weight_before + 1) % 3;
+        break;
+      }
+    assert_int_equal(kvr_verify_data(s), KVR_E_VERIFY);
+    kvr_schedule_destroy(s);
+    case_free(&c);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_every_strategy_equals_dense_attention),
@@ -259,6 +284,7 @@ int main(void) {
       cmocka_unit_test(test_one_copy_in_flight_per_link),
       cmocka_unit_test(test_spoiled_ops_are_noticed),
       cmocka_unit_test(test_wrong_source_rank_is_noticed),
+      cmocka_unit_test(test_wrong_positions_are_noticed),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,9 +87,12 @@ static void test_head_and_mask_rules(void **state) {
   BREAK(KVR_E_RANGE, "scale is inf", problem.scale = INFINITY);
   BREAK(KVR_E_RANGE, "scale is", problem.scale = NAN);
   BREAK(KVR_E_RANGE, "window is -1", problem.window = -1);
-  BREAK(KVR_E_UNSUPPORTED, "window 4", problem.window = 4);
+  BREAK(KVR_OK, "", problem.window = 4);
   BREAK(KVR_E_RANGE, "soft_cap is -1", problem.soft_cap = -1.0f);
-  BREAK(KVR_E_UNSUPPORTED, "soft_cap 5", problem.soft_cap = 5.0f);
+  BREAK(KVR_OK, "", problem.soft_cap = 5.0f);
+  BREAK(KVR_E_RANGE, "k_scale is inf", problem.k_scale = INFINITY);
+  static const float sinks[4] = {0.0f, -INFINITY, NAN, 1.0f};
+  BREAK(KVR_E_RANGE, "sinks[2] is nan", problem.sinks = sinks);
 }
 
 static void test_request_rules(void **state) {
