@@ -5,23 +5,28 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/json.h"
+#include "cli/progress.h"
 #include "cli/shape.h"
 
 static const char notes[] =
     "The step is the last chunk of the prompt, the one with the most cached tokens.\n"
-    "predicted_ms in the JSON is null: this version has no cost model.\n";
+    "plan ms is what it took to build and verify the schedule just now. predicted_ms in the JSON\n"
+    "is null: this version has no cost model.\n";
 
 typedef struct candidate {
   const char *name;
   bool possible;
   char why_not[200];
   kvr_plan_info info;
+  double plan_ms; /* to build and verify the schedule */
 } candidate;
 
 static void estimate(const kvr_problem *problem, const cli_options *o, candidate *c) {
   const kvr_options options = cli_shape_options(o, c->name);
   c->info = (kvr_plan_info){0};
+  const double start = cli_seconds();
   c->possible = kvr_plan_estimate(problem, &options, &c->info) == KVR_OK;
+  c->plan_ms = 1e3 * (cli_seconds() - start);
   if (!c->possible) snprintf(c->why_not, sizeof c->why_not, "%s", kvr_error_message());
 }
 
@@ -30,17 +35,17 @@ static void print_candidate(const candidate *c, const char *choice) {
   if (!c->possible)
     printf("  %-16s not possible: %s\n", c->name, c->why_not);
   else
-    printf("%c %-16s %12.3f %9d %12.3f %12.3f\n", strcmp(c->name, choice) == 0 ? '*' : ' ', c->name,
-           (double)c->info.bytes_moved * MIB, c->info.launches,
-           (double)c->info.state_traffic_bytes * MIB, (double)c->info.peak_bytes * MIB);
+    printf("%c %-16s %12.3f %9d %12.3f %12.3f %8.2f\n", strcmp(c->name, choice) == 0 ? '*' : ' ',
+           c->name, (double)c->info.bytes_moved * MIB, c->info.launches,
+           (double)c->info.state_traffic_bytes * MIB, (double)c->info.peak_bytes * MIB, c->plan_ms);
 }
 
 static void print_step(const kvr_problem *p) {
   for (int i = 0; i < p->num_requests; i++)
     printf("request %d: %d new tokens after %d cached ones\n", i, p->requests[i].num_new,
            p->requests[i].num_cached);
-  printf("\n  %-16s %12s %9s %12s %12s\n", "strategy", "bytes MiB", "launches", "state MiB",
-         "peak MiB");
+  printf("\n  %-16s %12s %9s %12s %12s %8s\n", "strategy", "bytes MiB", "launches", "state MiB",
+         "peak MiB", "plan ms");
 }
 
 static cJSON *candidate_json(const candidate *c) {
@@ -54,6 +59,7 @@ static cJSON *candidate_json(const candidate *c) {
     cJSON_AddNumberToObject(item, "state_traffic_bytes", (double)c->info.state_traffic_bytes);
     cJSON_AddNumberToObject(item, "slot_bytes", (double)c->info.slot_bytes);
     cJSON_AddNumberToObject(item, "state_bytes", (double)c->info.state_bytes);
+    cJSON_AddNumberToObject(item, "plan_ms", c->plan_ms);
   } else {
     cJSON_AddNullToObject(item, "bytes");
     cJSON_AddNullToObject(item, "peak_bytes");

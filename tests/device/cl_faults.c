@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 cl_faults faults;
 
@@ -73,6 +74,7 @@ enum { MAX_QUEUES = 256, NUM_BUCKETS = 4096 };
 typedef struct queue_state {
   cl_command_queue id;
   long enqueued, flushed; /* commands */
+  bool is_blocked;        /* the last one waits for a user event */
 } queue_state;
 
 static queue_state queues[MAX_QUEUES];
@@ -83,6 +85,7 @@ typedef struct event_state {
   queue_state *queue; /* NULL: a user event */
   long command;       /* its number in the queue */
   int references;
+  bool is_blocked; /* it waits for a user event, or is one */
   struct event_state *next;
 } event_state;
 
@@ -108,27 +111,16 @@ static event_state **find_event(cl_event id) {
   return at;
 }
 
-static cl_event *kept;
-static size_t num_kept, max_kept;
+static cl_event *noted;
+static size_t num_noted, max_noted;
 
-cl_int __real_clRetainEvent(cl_event id);
-cl_int __real_clReleaseEvent(cl_event id);
-
-static void keep(cl_event id) {
-  if (num_kept == max_kept) {
-    max_kept = 2 * max_kept + 64;
-    kept = realloc(kept, max_kept * sizeof(*kept));
-    if (kept == NULL) give_up("no memory");
+static void note(cl_event id) {
+  if (num_noted == max_noted) {
+    max_noted = 2 * max_noted + 64;
+    noted = realloc(noted, max_noted * sizeof(*noted));
+    if (noted == NULL) give_up("no memory");
   }
-  kept[num_kept++] = id;
-  __real_clRetainEvent(id);
-}
-
-void fault_drop_events(void) {
-  for (size_t i = 0; i < num_kept; i++) __real_clReleaseEvent(kept[i]);
-  free(kept);
-  kept = NULL;
-  num_kept = max_kept = 0;
+  noted[num_noted++] = id;
 }
 
 static void add_event(cl_event id, queue_state *q) {
@@ -136,10 +128,30 @@ static void add_event(cl_event id, queue_state *q) {
   if (*at != NULL) give_up("a new event has the address of a live one");
   event_state *e = calloc(1, sizeof *e);
   if (e == NULL) give_up("no memory");
-  *e = (event_state){.id = id, .queue = q, .command = q == NULL ? 0 : q->enqueued, .references = 1};
+  *e = (event_state){.id = id,
+                     .queue = q,
+                     .command = q == NULL ? 0 : q->enqueued,
+                     .references = 1,
+                     .is_blocked = q == NULL || q->is_blocked};
   *at = e;
   faults.live.events++;
-  if (faults.keep_events) keep(id);
+  if (faults.note_events) note(id);
+}
+
+cl_int __real_clWaitForEvents(cl_uint num, const cl_event *events);
+
+/* A driver's thread that has completed a command may still have to tell those that wait for it:
+ * nothing says when it has, so it gets some time. */
+void fault_settle(void) {
+  for (size_t i = 0; i < num_noted; i++) {
+    const event_state *e = *find_event(noted[i]);
+    if (e != NULL && !e->is_blocked) __real_clWaitForEvents(1, &e->id);
+  }
+  nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+  for (int i = 0; i < num_queues; i++) queues[i].is_blocked = false;
+  free(noted);
+  noted = NULL;
+  num_noted = max_noted = 0;
 }
 
 static void flushed(queue_state *q) {
@@ -152,10 +164,14 @@ int fault_num_unflushed_commands(void) {
   return (int)sum;
 }
 
+static bool waits_are_blocked; /* of the command being enqueued */
+
 static void check_waits(cl_command_queue id, cl_uint num, const cl_event *waits) {
+  waits_are_blocked = false;
   for (cl_uint i = 0; i < num; i++) {
     const event_state *e = *find_event(waits[i]);
     if (e == NULL) give_up("a wait list has an event that was released or never made");
+    waits_are_blocked |= e->is_blocked;
     if (e->queue != NULL && e->queue->id != id && e->queue->flushed < e->command)
       faults.unflushed++;
   }
@@ -166,6 +182,7 @@ static cl_int enqueued(cl_command_queue id, cl_bool blocking, const cl_event *ou
   if (code != CL_SUCCESS) return code;
   queue_state *q = queue_of(id);
   q->enqueued++;
+  q->is_blocked |= waits_are_blocked;
   if (out != NULL) add_event(*out, q);
   if (blocking) flushed(q);
   return code;

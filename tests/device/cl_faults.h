@@ -51,8 +51,7 @@ typedef struct cl_faults {
   /* The n-th kernel argument that is a struct from now on is not set, although the call says so;
    * -1: none of them is. 0: off. */
   int lost_args;
-  /* New events keep one more reference, which live does not count, until fault_drop_events. */
-  bool keep_events;
+  bool note_events; /* new events, for fault_settle */
 } cl_faults;
 
 extern cl_faults faults;
@@ -63,7 +62,9 @@ void fault_arm(int n, unsigned mask, cl_int code);
 const char *fault_disarm(void);
 /* Calls since fault_arm whose bit is in mask. */
 int fault_count(unsigned mask);
-void fault_drop_events(void);
+/* Waits until the device does nothing more for the commands whose events were noted, but for those
+ * that wait for a user event, directly or not; forgets them all. */
+void fault_settle(void);
 /* Commands that are in no queue's last flush. */
 int fault_num_unflushed_commands(void);
 
