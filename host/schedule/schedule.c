@@ -157,6 +157,29 @@ static kvr_status copy_problem(kvr_schedule *s, const kvr_problem *p) {
   return KVR_OK;
 }
 
+static int find_first_block(const kvr_schedule *s, int request) {
+  const int lowest = kvr_schedule_first_position(s, request, 0);
+  int block = s->num_blocks[request];
+  for (int r = 0; r < s->layout.num_ranks; r++) {
+    const int below = kvr_map_count(&s->problem.cache, lowest, r);
+    if (below < kvr_layout_share(&s->layout, request, r))
+      block = kvr_min(block, below / s->options.tile);
+  }
+  return block;
+}
+
+static kvr_status count_blocks(kvr_schedule *s) {
+  const size_t R = (size_t)s->problem.num_requests;
+  s->num_blocks = calloc(R + 1, sizeof *s->num_blocks);
+  s->first_block = calloc(R + 1, sizeof *s->first_block);
+  if (s->num_blocks == NULL || s->first_block == NULL) return out_of_memory();
+  for (int i = 0; i < s->problem.num_requests; i++) {
+    s->num_blocks[i] = kvr_ceil_div(kvr_layout_longest_share(&s->layout, i), s->options.tile);
+    s->first_block[i] = find_first_block(s, i);
+  }
+  return KVR_OK;
+}
+
 static kvr_status init(kvr_schedule *s, const kvr_problem *problem, const kvr_options *options) {
   KVR_TRY(copy_problem(s, problem));
   s->options = *options;
@@ -164,6 +187,7 @@ static kvr_status init(kvr_schedule *s, const kvr_problem *problem, const kvr_op
   s->row_bytes = kvr_problem_row_bytes(problem);
   s->new_kv = KVR_BUF_CURRENT;
   KVR_TRY(kvr_layout_init(&s->problem, &s->layout));
+  KVR_TRY(count_blocks(s));
   number_resources(s);
   s->ledger = calloc((size_t)s->num_resources + 1, sizeof *s->ledger);
   s->scratch = calloc((size_t)kvr_schedule_max_accesses(s), sizeof *s->scratch);
@@ -192,6 +216,9 @@ void kvr_schedule_destroy(kvr_schedule *s) {
   free(s->scratch);
   free(s->ops);
   free(s->deps);
+  free(s->marks);
+  free(s->num_blocks);
+  free(s->first_block);
   kvr_layout_fini(&s->layout);
   free((void *)(uintptr_t)s->problem.requests);
   free((void *)(uintptr_t)s->problem.cache.weights);
@@ -214,9 +241,8 @@ static kvr_status grow(void **items, int *capacity, int need, size_t size) {
 }
 
 static kvr_status add_dep(kvr_schedule *s, kvr_op *op, int on) {
-  if (on < 0 || on == s->num_ops) return KVR_OK;
-  for (int i = 0; i < op->num_deps; i++)
-    if (s->deps[op->first_dep + i] == on) return KVR_OK;
+  if (on < 0 || on == s->num_ops || s->marks[on] == s->num_ops + 1) return KVR_OK;
+  s->marks[on] = s->num_ops + 1;
   KVR_TRY(grow((void **)&s->deps, &s->cap_deps, s->num_deps + 1, sizeof *s->deps));
   s->deps[s->num_deps++] = on;
   op->num_deps++;
@@ -273,6 +299,8 @@ kvr_status kvr_schedule_append(kvr_schedule *s, const kvr_op *given) {
   kvr_op op = *given;
   if (s->num_ops == INT_MAX) return kvr_fail(KVR_E_CAPACITY, "the schedule has too many ops");
   KVR_TRY(grow((void **)&s->ops, &s->cap_ops, s->num_ops + 1, sizeof *s->ops));
+  KVR_TRY(grow((void **)&s->marks, &s->cap_marks, s->num_ops + 1, sizeof *s->marks));
+  s->marks[s->num_ops] = 0;
   op.first_dep = s->num_deps;
   op.num_deps = 0;
   op.bytes =
@@ -299,9 +327,7 @@ kvr_rows kvr_schedule_pass_rows(const kvr_schedule *s, int request, int pass, in
                         (int)(end < rows.num ? end : rows.num));
 }
 
-int kvr_schedule_num_blocks(const kvr_schedule *s, int request) {
-  return kvr_ceil_div(kvr_layout_longest_share(&s->layout, request), s->options.tile);
-}
+int kvr_schedule_num_blocks(const kvr_schedule *s, int request) { return s->num_blocks[request]; }
 
 int kvr_schedule_first_position(const kvr_schedule *s, int request, int token) {
   if (s->problem.window == 0) return 0;
@@ -310,16 +336,7 @@ int kvr_schedule_first_position(const kvr_schedule *s, int request, int token) {
   return first > 0 ? (int)first : 0;
 }
 
-int kvr_schedule_first_block(const kvr_schedule *s, int request) {
-  const int lowest = kvr_schedule_first_position(s, request, 0);
-  int block = kvr_schedule_num_blocks(s, request);
-  for (int r = 0; r < s->layout.num_ranks; r++) {
-    const int below = kvr_map_count(&s->problem.cache, lowest, r);
-    if (below < kvr_layout_share(&s->layout, request, r))
-      block = kvr_min(block, below / s->options.tile);
-  }
-  return block;
-}
+int kvr_schedule_first_block(const kvr_schedule *s, int request) { return s->first_block[request]; }
 
 int kvr_schedule_block_len(const kvr_schedule *s, int request, int rank, int block) {
   const int64_t left =

@@ -113,6 +113,9 @@ typedef struct kvr_schedule {
   kvr_op *ops;
   int num_deps, cap_deps;
   int *deps;
+  int cap_marks;
+  int *marks;                     /* (ops): 1 + the last op that was made to depend on this one */
+  int *num_blocks, *first_block;  /* (num_requests) see the functions of these names */
   int resource0[KVR_NUM_BUFFERS]; /* first resource of a buffer on rank 0 */
   int pieces[KVR_NUM_BUFFERS];    /* pieces per rank, as the ledger counts them */
   int num_resources;

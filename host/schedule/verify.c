@@ -10,25 +10,20 @@ kvr_status kvr_verify_fail(const kvr_schedule *s, int op, const char *what) {
                   kvr_op_name(s->ops[op].kind), s->ops[op].rank, what);
 }
 
-static bool has_dep(const kvr_schedule *s, const kvr_op *op, int on) {
-  const int *deps = kvr_op_deps(s, op);
-  for (int d = 0; d < op->num_deps; d++)
-    if (deps[d] == on) return true;
-  return false;
-}
-
 static bool share_rank(const kvr_op *a, const kvr_op *b) {
   return a->rank == b->rank || a->rank == b->peer || a->peer == b->rank ||
          (a->peer >= 0 && a->peer == b->peer);
 }
 
-static kvr_status check_deps(const kvr_schedule *s, int i) {
+/* marks (num_ops): 1 + the last op seen to depend on this one. */
+static kvr_status check_deps(const kvr_schedule *s, int *marks, int i) {
   const kvr_op *op = &s->ops[i];
   const int *deps = kvr_op_deps(s, op);
   for (int d = 0; d < op->num_deps; d++) {
     if (deps[d] < 0 || deps[d] >= i) return kvr_verify_fail(s, i, "depends on a later op");
     if (!share_rank(op, &s->ops[deps[d]]))
       return kvr_verify_fail(s, i, "depends on an op between other ranks");
+    marks[deps[d]] = i + 1;
   }
   return KVR_OK;
 }
@@ -45,18 +40,18 @@ typedef struct book {
   int *readers; /* (num_resources) list of readers since then, or -1 */
   user *users;
   int num_users;
+  int *marks; /* (num_ops) see check_deps */
 } book;
 
 static kvr_status check_access(const kvr_schedule *s, book *b, int i, kvr_access access) {
-  const kvr_op *op = &s->ops[i];
   const int r = access.resource;
-  if (b->writer[r] >= 0 && b->writer[r] != i && !has_dep(s, op, b->writer[r]))
+  if (b->writer[r] >= 0 && b->writer[r] != i && b->marks[b->writer[r]] != i + 1)
     return kvr_verify_fail(s, i,
                            access.write ? "may overtake an earlier write of the same rows"
                                         : "may read rows before they are written");
   if (!access.write) return KVR_OK;
   for (int u = b->readers[r]; u >= 0; u = b->users[u].next)
-    if (b->users[u].op != i && !has_dep(s, op, b->users[u].op))
+    if (b->users[u].op != i && b->marks[b->users[u].op] != i + 1)
       return kvr_verify_fail(s, i, "may overwrite rows that are still being read");
   return KVR_OK;
 }
@@ -74,7 +69,7 @@ static void note_access(book *b, int i, kvr_access access) {
 
 static kvr_status walk(const kvr_schedule *s, book *b, kvr_access *accesses) {
   for (int i = 0; i < s->num_ops; i++) {
-    KVR_TRY(check_deps(s, i));
+    KVR_TRY(check_deps(s, b->marks, i));
     const int n = kvr_op_accesses(s, &s->ops[i], accesses);
     for (int a = 0; a < n; a++) KVR_TRY(check_access(s, b, i, accesses[a]));
     for (int a = 0; a < n; a++) note_access(b, i, accesses[a]);
@@ -88,9 +83,11 @@ kvr_status kvr_verify_order(const kvr_schedule *s) {
   kvr_access *accesses = calloc(most, sizeof *accesses);
   book b = {.writer = malloc(resources * sizeof *b.writer),
             .readers = malloc(resources * sizeof *b.readers),
+            .marks = calloc((size_t)s->num_ops + 1, sizeof *b.marks),
             .users = calloc((size_t)s->num_ops * most + 1, sizeof *b.users)};
   kvr_status status = KVR_E_OOM;
-  if (accesses != NULL && b.writer != NULL && b.readers != NULL && b.users != NULL) {
+  if (accesses != NULL && b.writer != NULL && b.readers != NULL && b.users != NULL &&
+      b.marks != NULL) {
     memset(b.writer, 0xff, resources * sizeof *b.writer); /* -1 everywhere */
     memset(b.readers, 0xff, resources * sizeof *b.readers);
     status = walk(s, &b, accesses);
@@ -100,6 +97,7 @@ kvr_status kvr_verify_order(const kvr_schedule *s) {
   free(accesses);
   free(b.writer);
   free(b.readers);
+  free(b.marks);
   free(b.users);
   return status;
 }
