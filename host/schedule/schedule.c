@@ -173,7 +173,7 @@ static kvr_status count_blocks(kvr_schedule *s) {
   s->num_blocks = calloc(R + 1, sizeof *s->num_blocks);
   s->first_block = calloc(R + 1, sizeof *s->first_block);
   if (s->num_blocks == NULL || s->first_block == NULL) return out_of_memory();
-  for (int i = 0; i < s->problem.num_requests; i++) {
+  for (int i = 0; s->problem.requests != NULL && i < s->problem.num_requests; i++) {
     s->num_blocks[i] = kvr_ceil_div(kvr_layout_longest_share(&s->layout, i), s->options.tile);
     s->first_block[i] = find_first_block(s, i);
   }

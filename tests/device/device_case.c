@@ -80,7 +80,8 @@ static double rounded(double x, kvr_dtype dtype) {
 }
 
 void device_case_init(pure_case *c, uint64_t seed, kvr_dtype dtype) {
-  case_randomise(c, seed);
+  /* One head dim per type: kernels are built for each. */
+  case_randomise(c, seed, dtype == KVR_F32 ? 5 : 4);
   c->problem.cache.dtype = dtype;
   case_map(c, rounded);
 }

@@ -187,17 +187,18 @@ static int random_length(uint64_t *s, int unit) {
   }
 }
 
-void case_randomise(pure_case *c, uint64_t seed) {
+void case_randomise(pure_case *c, uint64_t seed, int head_dim) {
   uint64_t s = seed * 7919 + 17;
   memset(c, 0, sizeof *c);
   const int P = case_between(&s, 1, CASE_MAX_RANKS), page = case_between(&s, 1, 5);
-  const int NKV = case_between(&s, 1, 2);
+  const int NKV = case_between(&s, 1, 2), drawn = case_between(&s, 1, 5);
+  const int random_dim = head_dim > 0 ? head_dim : drawn;
   const int maps[4] = {1, page, case_between(&s, 1, 9), 1000};
   c->problem = (kvr_problem){.struct_size = sizeof c->problem,
                              .cache = {.struct_size = sizeof c->problem.cache,
                                        .num_ranks = P,
                                        .num_kv_heads = NKV,
-                                       .head_dim = case_between(&s, 1, 5),
+                                       .head_dim = random_dim,
                                        .page_size = page,
                                        .num_pages = 1 << 20,
                                        .interleave = maps[case_between(&s, 0, 3)]},

@@ -29,8 +29,8 @@ double case_normal(uint64_t *state);
 /* Fills data, caches and the dense answer for c->problem (requests, weights and options are set).
  */
 void case_fill(pure_case *c, uint64_t seed);
-/* A random problem: P in 1..8, all maps, several requests, odd lengths. */
-void case_randomise(pure_case *c, uint64_t seed);
+/* A random problem: P in 1..8, all maps, several requests, odd lengths. head_dim 0: random too. */
+void case_randomise(pure_case *c, uint64_t seed, int head_dim);
 /* Replaces every input x by f(x, storage type) and computes the answer anew. */
 void case_map(pure_case *c, double (*f)(double, kvr_dtype));
 void case_free(pure_case *c);
