@@ -150,16 +150,23 @@ static kvr_status harvest(kvr_exec *x, int i) {
     read_times(x->events[i], &x->records[i]);
   else
     x->records[i].bytes = x->records[i].state_bytes = 0;
+  if (status != KVR_OK) return fail_op(x, i, status); /* abandon lets go of it */
   clReleaseEvent(x->events[i]);
   x->events[i] = NULL;
-  return status == KVR_OK ? KVR_OK : fail_op(x, i, status);
+  return KVR_OK;
+}
+
+static void finish_queues(kvr_exec *x) {
+  for (int r = 0; r < x->group->num_ranks; r++)
+    for (int q = 0; q < 2; q++) clFinish(kvr_exec_queue(x, r, q));
 }
 
 /* After the first failure the rest only has to end: the ops that follow from it would say less. */
 static void abandon(kvr_exec *x) {
+  for (int i = x->num_harvested; i < x->num_enqueued; i++) clWaitForEvents(1, &x->events[i]);
+  finish_queues(x);
   for (; x->num_harvested < x->num_enqueued; x->num_harvested++) {
     const int i = x->num_harvested;
-    clWaitForEvents(1, &x->events[i]);
     clReleaseEvent(x->events[i]);
     x->events[i] = NULL;
     x->records[i].bytes = x->records[i].state_bytes = 0;
@@ -169,10 +176,11 @@ static void abandon(kvr_exec *x) {
 static kvr_status harvest_until(kvr_exec *x, int end) {
   while (x->num_harvested < end) {
     const kvr_status status = harvest(x, x->num_harvested);
+    if (status != KVR_OK) {
+      abandon(x);
+      return status;
+    }
     x->num_harvested++;
-    if (status == KVR_OK) continue;
-    abandon(x);
-    return status;
   }
   return KVR_OK;
 }
@@ -185,8 +193,9 @@ static kvr_status wait_for_sinks(kvr_exec *x, kvr_status status) {
     } else {
       clWaitForEvents(1, &x->sinks[i]);
     }
-    clReleaseEvent(x->sinks[i]);
   }
+  if (status != KVR_OK) finish_queues(x);
+  for (int i = 0; i < x->num_sinks; i++) clReleaseEvent(x->sinks[i]);
   x->num_sinks = 0;
   return status;
 }
@@ -212,8 +221,7 @@ kvr_status kvr_exec_wait(kvr_exec *x) {
 
 /* After a failed enqueue: lets everything that was enqueued end, and keeps the message. */
 static kvr_status drain(kvr_exec *x, kvr_status status) {
-  for (int r = 0; r < x->group->num_ranks; r++)
-    for (int q = 0; q < 2; q++) clFinish(kvr_exec_queue(x, r, q));
+  finish_queues(x);
   abandon(x);
   for (int i = 0; i < x->num_sinks; i++) clReleaseEvent(x->sinks[i]);
   x->num_sinks = 0;
@@ -285,6 +293,15 @@ static kvr_status rank_event(kvr_exec *x, int rank, cl_event *out) {
   return KVR_OK;
 }
 
+static kvr_status flush_all(kvr_exec *x) {
+  for (int r = 0; r < x->group->num_ranks; r++)
+    for (int q = 0; q < 2; q++) {
+      x->ranks[r].dirty[q] = true;
+      KVR_TRY(kvr_exec_flush(x, r, q));
+    }
+  return KVR_OK;
+}
+
 static kvr_status rank_events(kvr_exec *x, cl_event *events) {
   for (int r = 0; r < x->group->num_ranks; r++) {
     const kvr_status status = rank_event(x, r, &events[r]);
@@ -301,12 +318,10 @@ static kvr_status enqueue_all(kvr_exec *x, const kvr_io *io, cl_uint num_waits,
   KVR_TRY(enqueue_ops(x));
   KVR_TRY(kvr_exec_download(x, io));
   if (events != NULL) KVR_TRY(rank_events(x, events));
-  for (int r = 0; r < x->group->num_ranks; r++)
-    for (int q = 0; q < 2; q++) {
-      x->ranks[r].dirty[q] = true;
-      KVR_TRY(kvr_exec_flush(x, r, q));
-    }
-  return KVR_OK;
+  const kvr_status status = flush_all(x);
+  for (int r = 0; status != KVR_OK && events != NULL && r < x->group->num_ranks; r++)
+    clReleaseEvent(events[r]);
+  return status;
 }
 
 kvr_status kvr_exec_enqueue(kvr_exec *x, const kvr_schedule *schedule, const kvr_io *io,

@@ -233,19 +233,25 @@ static cl_event output_ready(const kvr_exec *x, int rank) {
   return NULL;
 }
 
+static kvr_status download_rank(kvr_exec *x, const kvr_io *io, int rank) {
+  kvr_exec_waits_clear(x);
+  KVR_TRY(kvr_exec_waits_add(x, output_ready(x, rank)));
+  for (int i = 0; i < x->schedule->layout.num_requests; i++) {
+    run runs[2];
+    const int n = runs_of(x->schedule, i, rank, runs);
+    for (int k = 0; k < n; k++) {
+      KVR_TRY(download(x, io, &runs[k], false));
+      if (io->lse != NULL) KVR_TRY(download(x, io, &runs[k], true));
+    }
+  }
+  x->ranks[rank].dirty[0] = true;
+  return KVR_OK;
+}
+
 kvr_status kvr_exec_download(kvr_exec *x, const kvr_io *io) {
   for (int r = 0; r < x->group->num_ranks; r++) {
-    kvr_exec_waits_clear(x);
-    KVR_TRY(kvr_exec_waits_add(x, output_ready(x, r)));
-    for (int i = 0; i < x->schedule->layout.num_requests; i++) {
-      run runs[2];
-      const int n = runs_of(x->schedule, i, r, runs);
-      for (int k = 0; k < n; k++) {
-        KVR_TRY(download(x, io, &runs[k], false));
-        if (io->lse != NULL) KVR_TRY(download(x, io, &runs[k], true));
-      }
-    }
-    x->ranks[r].dirty[0] = true;
+    const kvr_status status = download_rank(x, io, r);
+    if (status != KVR_OK) return kvr_fail_at(status, "rank %d, output", r);
   }
   return KVR_OK;
 }

@@ -74,8 +74,9 @@ static kvr_status build_attend(kvr_exec *exec, int rank, kvr_dtype out, int vari
   if (k->attend[out][variant] != NULL) return KVR_OK;
   if (!kvr_variant_options(variant, kvr_cache_describe(exec->cache), out, options, sizeof options))
     return kvr_fail(KVR_E_RANGE, "build options of variant %d do not fit", variant);
-  KVR_TRY(kvr_program_create(exec->group, rank, "attend.cl", options,
-                             &k->attend_program[out][variant]));
+  if (k->attend_program[out][variant] == NULL) /* an earlier attempt may have got this far */
+    KVR_TRY(kvr_program_create(exec->group, rank, "attend.cl", options,
+                               &k->attend_program[out][variant]));
   return make_kernel(k->attend_program[out][variant], "kvr_attend", &k->attend[out][variant]);
 }
 
@@ -84,8 +85,10 @@ static kvr_status build_merge(kvr_exec *exec, int rank, kvr_dtype out) {
   char options[64];
   snprintf(options, sizeof options, "-DHEAD_DIM=%d -DOUT_DTYPE=%d",
            kvr_cache_describe(exec->cache)->head_dim, (int)out);
-  KVR_TRY(kvr_program_create(exec->group, rank, "merge.cl", options, &k->merge_program[out]));
-  KVR_TRY(make_kernel(k->merge_program[out], "kvr_merge_states", &k->merge_states[out]));
+  if (k->merge_program[out] == NULL)
+    KVR_TRY(kvr_program_create(exec->group, rank, "merge.cl", options, &k->merge_program[out]));
+  if (k->merge_states[out] == NULL)
+    KVR_TRY(make_kernel(k->merge_program[out], "kvr_merge_states", &k->merge_states[out]));
   return make_kernel(k->merge_program[out], "kvr_merge_outputs", &k->merge_outputs[out]);
 }
 

@@ -187,6 +187,42 @@ static void replace_session(bed *b) {
             "kvr_session_create");
 }
 
+/* A plan whose output type is new to the session builds kernels. A failure leaves the session as it
+ * was, and the next plan of that type goes on. */
+static void test_plans_that_cannot_be_created(void **state) {
+  (void)state;
+  bed b;
+  bed_init(&b, "ring-two-launch", "ring-two-launch");
+  b.c.problem.out_dtype = KVR_F16;
+  b.c.options.strategy = b.strategy;
+  const unsigned mask = FAULT_ALL & ~(unsigned)BUILDS;
+  const char *call = "";
+  for (int n = 1; call != NULL; n++) {
+    kvr_session_destroy(b.run.session);
+    const cl_objects before = faults.live;
+    kvr_plan *plan;
+    device_ok(kvr_session_create(b.group, b.run.cache, &b.limits, &b.run.session),
+              "kvr_session_create");
+    fault_arm(n, mask, code_of(n));
+    const kvr_status status = kvr_plan_create(b.run.session, &b.c.problem, &b.c.options, &plan);
+    call = fault_disarm();
+    const char *what = describe(&b, n, call != NULL ? call : "none");
+    if (call != NULL) {
+      expect_named(status, call, n, what);
+      assert_null(plan);
+      device_ok(kvr_plan_create(b.run.session, &b.c.problem, &b.c.options, &plan), what);
+    } else {
+      device_ok(status, what);
+      assert_true(n > 10);
+    }
+    kvr_plan_destroy(plan);
+    kvr_session_destroy(b.run.session);
+    b.run.session = NULL;
+    expect_objects(&before, what);
+  }
+  bed_fini(&b);
+}
+
 static void test_sessions_that_cannot_be_created(void **state) {
   (void)state;
   for (int i = 0; i < kvr_num_strategies(); i++) {
@@ -310,16 +346,11 @@ static kvr_status run_plan(kvr_plan *plan, const kvr_io *io) {
   return status;
 }
 
-/* With events of ranks, flushes do not fail: a flush after the last event loses all of them. */
-static unsigned step_calls(const kvr_io *io) {
-  return io->q->mem == NULL ? FAULT_ALL : FAULT_ALL & ~(1u << FAULT_clFlush);
-}
-
 /* Plans and runs a step in which the n-th call fails; true if there are so many. */
 static bool fail_step(bed *b, const tensors *t, int n) {
   const cl_objects before = faults.live;
   const kvr_io io = io_of(t);
-  fault_arm(n, step_calls(&io), code_of(n));
+  fault_arm(n, FAULT_ALL, code_of(n));
   kvr_plan *plan = make_plan(b);
   const kvr_status status = run_plan(plan, &io);
   const char *call = fault_disarm(), *what = describe(b, n, call != NULL ? call : "none");
@@ -520,6 +551,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_sessions_that_cannot_be_created),
       cmocka_unit_test(test_builds_that_fail),
+      cmocka_unit_test(test_plans_that_cannot_be_created),
       cmocka_unit_test(test_steps_that_fail),
       cmocka_unit_test(test_steps_that_fail_on_strides_and_buffers),
       cmocka_unit_test(test_commands_that_fail),
