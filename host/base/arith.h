@@ -11,15 +11,10 @@ static inline int kvr_max(int a, int b) { return a > b ? a : b; }
 static inline int kvr_clip(int x, int lo, int hi) { return kvr_min(kvr_max(x, lo), hi); }
 /* ceil(a / b) for a >= 0, b > 0. */
 static inline int kvr_ceil_div(int a, int b) { return a / b + (a % b != 0); }
-/* Products and sums of sizes; false when the result does not fit. */
+/* Product of sizes; false when it does not fit. */
 static inline bool kvr_mul_size(size_t a, size_t b, size_t *out) {
   if (b != 0 && a > SIZE_MAX / b) return false;
   *out = a * b;
-  return true;
-}
-static inline bool kvr_add_size(size_t a, size_t b, size_t *out) {
-  if (a > SIZE_MAX - b) return false;
-  *out = a + b;
   return true;
 }
 

@@ -5,7 +5,7 @@
 #include "device/variant.h"
 #include "exec/exec_cl.h"
 
-enum { KVR_MAX_VARIANTS = 8, KVR_MAX_MEMORIES = 4 };
+enum { KVR_MAX_VARIANTS = 8 };
 
 /* Kernels of one device. Ranks on the same device share them; one thread at a time uses a session.
  */

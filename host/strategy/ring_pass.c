@@ -8,8 +8,7 @@
 #include "base/arith.h"
 #include "base/error.h"
 
-/* Rank whose share r reads at step v. */
-static int source_at(const kvr_schedule *s, int r, int v) {
+int kvr_ring_source(const kvr_schedule *s, int r, int v) {
   const int P = s->layout.num_ranks;
   return (r + P - v % P) % P;
 }
@@ -21,7 +20,8 @@ static int block_at(const kvr_schedule *s, int request, int v) {
 
 /* The slot that rank r reads at step v, holding exactly the valid tokens of its block. */
 static kvr_ref slot_at(const kvr_schedule *s, int request, int r, int v) {
-  const int len = kvr_schedule_block_len(s, request, source_at(s, r, v), block_at(s, request, v));
+  const int len =
+      kvr_schedule_block_len(s, request, kvr_ring_source(s, r, v), block_at(s, request, v));
   return kvr_make_ref(KVR_BUF_SLOT, r, v % s->options.num_slots, 0, len);
 }
 
@@ -56,7 +56,7 @@ static kvr_status attend(kvr_schedule *s, kvr_at at, int v, bool sinks, kvr_last
     kvr_attend a = kvr_attend_own(s, at, r);
     a.sinks = sinks;
     a.ring = slot_at(s, at.request, r, v);
-    a.shard = source_at(s, r, v);
+    a.shard = kvr_ring_source(s, r, v);
     a.local0 = at.block * s->options.tile;
     a.carry_in = has_carry(s, at.request, r, v);
     if (last != NULL)

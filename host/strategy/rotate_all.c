@@ -3,7 +3,7 @@
  * Blocks that a rank's rows cannot see are forwarded, not attended. */
 #include "base/arith.h"
 #include "base/error.h"
-#include "strategy/strategy.h"
+#include "strategy/ring_pass.h"
 
 /* One block of a rank's stream: cached rows, then new rows (two runs of tokens). */
 typedef struct piece {
@@ -47,13 +47,8 @@ static int block_at(const kvr_schedule *s, int request, int v) {
   return first_block(s, request) + v / s->layout.num_ranks;
 }
 
-static int source_at(const kvr_schedule *s, int r, int v) {
-  const int P = s->layout.num_ranks;
-  return (r + P - v % P) % P;
-}
-
 static piece piece_at(const kvr_schedule *s, int request, int r, int v) {
-  return piece_of(s, request, source_at(s, r, v), block_at(s, request, v));
+  return piece_of(s, request, kvr_ring_source(s, r, v), block_at(s, request, v));
 }
 
 static kvr_ref slot_at(const kvr_schedule *s, int request, int r, int v) {
@@ -125,7 +120,7 @@ static kvr_status attend(kvr_schedule *s, kvr_at at, int r, int first, int last)
   const int visible = num_visible(s, at, r, at.step);
   kvr_attend a = kvr_attend_own(s, at, r);
   a.ring = slot;
-  a.shard = source_at(s, r, at.step);
+  a.shard = kvr_ring_source(s, r, at.step);
   a.local0 = at.block * s->options.tile;
   a.ring.rows = kvr_min(p.num_cached, visible);
   a.cur = kvr_make_ref(KVR_BUF_SLOT, r, slot.index, p.num_cached, visible - a.ring.rows);

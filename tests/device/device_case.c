@@ -294,8 +294,7 @@ static void expect_new_rows(const device_run *run, const pure_case *c) {
   }
 }
 
-int device_pools_are_right(const device_run *run, const pure_case *c, kvr_group *group) {
-  (void)group;
+int device_pools_are_right(const device_run *run, const pure_case *c) {
   const size_t bytes = pool_bytes(c);
   unsigned char *now = malloc(bytes);
   int right = 1;

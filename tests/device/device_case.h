@@ -35,14 +35,13 @@ typedef struct device_run {
 void device_run_init(device_run *run, pure_case *c, kvr_group *group, const char *strategies);
 /* Puts lengths back to before the step. */
 void device_run_rewind(device_run *run, pure_case *c);
-/* Plans and runs one step in token order. gate: see kvr_exec_set_gate; it is opened after
- * enqueueing. */
+/* Plans and runs one step in token order. */
 kvr_status device_run_step(device_run *run, pure_case *c, const char *strategy);
 void device_run_fini(device_run *run, pure_case *c);
 
 /* Largest error of output and LSE over max |V|; NaN counts as 1e300. */
 double device_run_error(const device_run *run, const pure_case *c);
 /* 1 if every byte of every pool is as before but for the new tokens' rows, which are exact. */
-int device_pools_are_right(const device_run *run, const pure_case *c, kvr_group *group);
+int device_pools_are_right(const device_run *run, const pure_case *c);
 
 #endif

@@ -117,7 +117,7 @@ static void check_shape(const shape *s, int P, int interleave) {
       fail_msg("%s, P %d, %s: %s", s->name, P, strategy, kvr_error_message());
     const double error = device_run_error(&run, &c);
     if (!(error < tolerance)) fail_msg("%s, P %d, %s: error %g", s->name, P, strategy, error);
-    if (!device_pools_are_right(&run, &c, group_of(P)))
+    if (!device_pools_are_right(&run, &c))
       fail_msg("%s, P %d, %s: wrong cache bytes", s->name, P, strategy);
     device_run_fini(&run, &c);
   }
@@ -180,7 +180,7 @@ static void test_chunks_equal_one_dense_prefill(void **state) {
     for (int i = 0; i < 5; i++)
       run_chunk(&run, &c, mixed[i], i > 0 ? ends[i - 1] : 0, ends[i], arrays);
     assert_true(device_run_error(&run, &c) < tolerance);
-    assert_true(device_pools_are_right(&run, &c, group_of(P)));
+    assert_true(device_pools_are_right(&run, &c));
     for (int i = 0; i < 3; i++) free(arrays[i]);
     device_run_fini(&run, &c);
     case_free(&c);
