@@ -1,6 +1,7 @@
 #include "device/group.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,9 @@ static kvr_status check_desc(const kvr_group_desc *desc) {
                     KVR_MAX_RANKS);
   if (desc->copy_queue != 0 && desc->copy_queue != 1)
     return kvr_fail(KVR_E_RANGE, "copy_queue is %d; it must be 0 or 1", desc->copy_queue);
+  if (!(desc->timeout >= 0 && desc->timeout <= KVR_MAX_TIMEOUT))
+    return kvr_fail(KVR_E_RANGE, "timeout is %g s; it must be between 0 (default) and %g s",
+                    desc->timeout, KVR_MAX_TIMEOUT);
   return KVR_OK;
 }
 
@@ -164,6 +168,9 @@ static kvr_status create_queues(kvr_group *group) {
 static kvr_status init(kvr_group *group, const kvr_group_desc *desc) {
   group->num_ranks = desc->num_ranks;
   group->has_copy_queues = desc->copy_queue;
+  group->timeout = desc->timeout > 0 ? desc->timeout : KVR_DEFAULT_TIMEOUT;
+  group->notice = desc->notice;
+  group->notice_user = desc->notice_user;
   group->ranks = calloc((size_t)desc->num_ranks, sizeof *group->ranks);
   group->infos = calloc((size_t)desc->num_ranks, sizeof *group->infos);
   if (group->ranks == NULL || group->infos == NULL)
@@ -205,6 +212,20 @@ void kvr_group_destroy(kvr_group *group) {
   free(group->infos);
   free(group->ranks);
   free(group);
+}
+
+/* ---- notices ---- */
+
+void kvr_group_notice(const kvr_group *group, const char *format, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  if (group->notice != NULL)
+    group->notice(group->notice_user, text);
+  else
+    fprintf(stderr, "kvring: %s\n", text);
 }
 
 /* ---- questions ---- */

@@ -25,6 +25,9 @@ struct kvr_group {
   int num_ranks;
   kvr_rank *ranks; /* (num_ranks) */
   bool has_copy_queues;
+  double timeout; /* [seconds] > 0 */
+  void (*notice)(void *user, const char *text);
+  void *notice_user;
   /* private to group.c below */
   kvr_device_info *infos; /* (num_ranks) */
   kvr_places places;      /* rank r runs on place r % num; owns the sub-devices */
@@ -32,6 +35,10 @@ struct kvr_group {
 
 /* KVR_E_RANGE unless rank is one of the group. */
 kvr_status kvr_group_check_rank(const kvr_group *group, int rank);
+
+/* Tells the user one sentence, see kvr_group_desc.notice. */
+__attribute__((format(printf, 2, 3))) void kvr_group_notice(const kvr_group *group,
+                                                            const char *format, ...);
 
 /* Allocates one buffer on a rank and counts it; bytes = 0 gives NULL. what names it in messages.
  * Errors: KVR_E_OOM naming bytes, budget or largest allocation, and the fix; KVR_E_CL. */

@@ -25,7 +25,17 @@ typedef struct kvr_group_desc {
   int copy_queue;       /* 1: a second in-order queue per rank for copies */
   size_t memory_budget; /* bytes each rank may allocate, cache included; 0: the device's memory
                            divided by the ranks that share it */
+  double timeout;       /* [seconds] a step gives up when nothing of it completes for so long;
+                           0: KVR_DEFAULT_TIMEOUT */
+  /* Told, once each, what a user should know although nothing failed, such as a kernel variant that
+   * this device cannot run. text is a sentence, valid during the call. NULL: stderr. */
+  void (*notice)(void *notice_user, const char *text);
+  void *notice_user;
 } kvr_group_desc;
+
+/* [seconds] Single launches can take minutes on slow devices, so the default is generous. */
+#define KVR_DEFAULT_TIMEOUT 1800.0
+#define KVR_MAX_TIMEOUT 1e6
 
 typedef struct kvr_device_info {
   char platform[128];
