@@ -1,0 +1,55 @@
+/* Steps whose answers are known by hand: data by formula, run under every strategy. */
+#ifndef KVR_TESTS_DEVICE_HAND_CASE_H
+#define KVR_TESTS_DEVICE_HAND_CASE_H
+
+#include "device_case.h"
+
+/* Numbers of ranks that a case is run with. */
+enum { HAND_NUM_RANKS = 6 };
+extern const int hand_ranks[HAND_NUM_RANKS];
+
+/* The group of P ranks, kept until hand_close, which is a teardown of cmocka. */
+kvr_group *hand_group(int num_ranks);
+int hand_close(void **state);
+
+/* One causal request on P ranks: striped cache, pages of 4, ring blocks of 3, f32. Fields may be
+ * changed until the case is filled; num_requests and requests too. */
+pure_case hand_case(int P, int num_cached, int num_new, int NQ, int NKV, int D);
+
+/* Element of q, k or v: of a token of a request by its position, exact in the cache's type. */
+typedef double hand_value(int request, int position, int head, int dim);
+/* All 0: with such keys the scores are equal, and the output is the mean of the visible values. */
+hand_value hand_zero;
+/* The position: V[t] = t. */
+hand_value hand_position;
+
+/* Data by formula and the dense answer in double precision. Release with case_free. */
+void hand_fill(pure_case *c, hand_value *q, hand_value *k, hand_value *v);
+/* Random data instead, rounded to the cache's type. */
+void hand_fill_random(pure_case *c, uint64_t seed);
+
+/* A step that was run. */
+typedef struct hand_step {
+  const pure_case *c;
+  const device_run *run;
+  const char *strategy;
+} hand_step;
+typedef void hand_check(const hand_step *step, const void *data);
+
+/* Runs the step under every strategy that can serve it, and auto, each time on the same pools;
+ * compares output and LSE with the dense answer (2e-5 of max|V|) and all cache bytes, then calls
+ * check (unless NULL). */
+void hand_run(pure_case *c, hand_check *check, const void *data);
+/* The same on pools that prepare has changed; they are run->pools. */
+typedef void hand_prepare(device_run *run, const pure_case *c);
+void hand_run_on(pure_case *c, hand_prepare *prepare, hand_check *check, const void *data);
+/* Fills by formula, runs, checks and releases. */
+void hand_run_formula(pure_case *c, hand_value *q, hand_value *k, hand_value *v, hand_check *check,
+                      const void *data);
+
+/* Every dim of a new token (in token order) and head is `want`, up to tolerance; prints where not.
+ */
+void hand_expect_out(const hand_step *step, int token, int head, double want, double tolerance);
+void hand_expect_lse(const hand_step *step, int token, int head, double want, double tolerance);
+
+#endif
