@@ -31,15 +31,6 @@
  *   lse        [row][NQ], natural logarithm; -inf where a row saw nothing (out is then 0)
  *   sinks      [NQ], logits (natural, not scaled); -inf: none. Read with use_sinks only */
 
-#ifndef HEAD_DIM /* D, 1..512 */
-#define HEAD_DIM 128
-#endif
-#ifndef KV_DTYPE /* of q and cache rows: 0 f32, 1 f16, 2 bf16 */
-#define KV_DTYPE 0
-#endif
-#ifndef OUT_DTYPE /* of out: 0 f32, 1 f16, 2 bf16 */
-#define OUT_DTYPE 0
-#endif
 #ifndef ROW_TILE /* packed rows of a work-item: 16 or a multiple of 32 */
 #define ROW_TILE 256
 #endif
@@ -47,7 +38,6 @@
 #define BLOCK 128
 #endif
 
-#define LANES 16
 #define KEYS 8                           /* keys of a score micro-tile */
 #define ROW_VECS (ROW_TILE < 32 ? 1 : 2) /* vectors of a row panel */
 #define ROWS (LANES * ROW_VECS)          /* rows of a panel */
@@ -61,7 +51,6 @@
 #define LAST_VECS (DIM_VECS - 2 * NARROW_PANELS) /* 0, 1 or 3 */
 
 #define UNROLL _Pragma("unroll")
-#define INT_LAST 0x7fffffff
 
 /* A hint only: CPUs that run a work-item per core hide the way to the last-level cache with it. */
 #if defined(__x86_64__) || defined(__aarch64__)
@@ -69,97 +58,6 @@
 #else
 #define PREFETCH(p)
 #endif
-
-#if KV_DTYPE == 0
-typedef float kv_type;
-static inline float16 load16(__global const kv_type *p) { return vload16(0, p); }
-static inline float load1(__global const kv_type *p) { return *p; }
-#elif KV_DTYPE == 1
-typedef half kv_type;
-static inline float16 load16(__global const kv_type *p) { return vload_half16(0, p); }
-static inline float load1(__global const kv_type *p) { return vload_half(0, p); }
-#else
-typedef ushort kv_type;
-static inline float16 load16(__global const kv_type *p) {
-  return as_float16(convert_uint16(vload16(0, p)) << 16);
-}
-static inline float load1(__global const kv_type *p) { return as_float((uint)*p << 16); }
-#endif
-
-#if KV_DTYPE == 2 || OUT_DTYPE == 2
-/* Bits of the nearest bf16 (ties to even) in the low halves. */
-static inline uint16 round_bf16(float16 x) {
-  const uint16 u = as_uint16(x);
-  return isnan(x) ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-}
-#endif
-
-/* The nearest finite number of the KV dtype; NaN stays NaN. */
-#if KV_DTYPE == 0
-#define LARGEST 3.40282347e38f
-static inline float16 round_kv(float16 x) { return x; }
-#elif KV_DTYPE == 1
-#define LARGEST 65504.0f
-static inline float16 round_kv(float16 x) {
-  ushort16 bits;
-  vstore_half16_rte(x, 0, (half *)&bits);
-  return vload_half16(0, (const half *)&bits);
-}
-#else
-#define LARGEST 3.38953139e38f
-static inline float16 round_kv(float16 x) { return as_float16(round_bf16(x) << 16); }
-#endif
-static inline float16 to_kv(float16 x) {
-  x = x > LARGEST ? (float16)(LARGEST) : x;
-  return round_kv(x < -LARGEST ? (float16)(-LARGEST) : x);
-}
-
-#if OUT_DTYPE == 0
-typedef float out_type;
-static inline void store16(float16 x, __global out_type *p) { vstore16(x, 0, p); }
-static inline void store1(float x, __global out_type *p) { *p = x; }
-#elif OUT_DTYPE == 1
-typedef half out_type;
-static inline void store16(float16 x, __global out_type *p) { vstore_half16_rte(x, 0, p); }
-static inline void store1(float x, __global out_type *p) { vstore_half_rte(x, 0, p); }
-#else
-typedef ushort out_type;
-static inline void store16(float16 x, __global out_type *p) {
-  vstore16(convert_ushort16(round_bf16(x)), 0, p);
-}
-static inline void store1(float x, __global out_type *p) {
-  const uint u = as_uint(x);
-  *p = isnan(x) ? (ushort)(u >> 16 | 64) : (ushort)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-#endif
-
-/* (2^f - 1) / f for |f| <= 1/2. */
-static inline float16 exp2_slope(float16 f) {
-  float16 p = (float16)(1.32647274e-3f);
-  p = p * f + 9.67151297e-3f;
-  p = p * f + 5.55073375e-2f;
-  p = p * f + 2.40222421e-1f;
-  return p * f + 6.93146978e-1f;
-}
-
-/* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0, exactly 0 below -127, NaN stays NaN. */
-static inline float16 exp2_neg(float16 x) {
-  x = x < -127.0f ? (float16)(-127.0f) : x;
-  const float16 t = x + 12582912.0f; /* 1.5 * 2^23: the nearest integer in the low bits */
-  const float16 f = x - (t - 12582912.0f);
-  return as_float16(as_int16(exp2_slope(f) * f + 1.0f) + (as_int16(t) << 23));
-}
-
-/* Relative error 9e-7: e = 2^t 2^f - 1 is summed so that nothing cancels near 0. NaN stays NaN. */
-static inline float16 tanh16(float16 x) {
-  float16 y = fabs(x) * -2.88539008f;
-  y = y < -40.0f ? (float16)(-40.0f) : y;
-  const float16 t = y + 12582912.0f;
-  const float16 f = y - (t - 12582912.0f);
-  const float16 whole = as_float16((as_int16(t) << 23) + 0x3f800000);
-  const float16 e = exp2_slope(f) * f * whole + (whole - 1.0f);
-  return copysign(e / (e + 2.0f), x);
-}
 
 /* Keys x in [begin, end) of the axis, token number `token` at begin. */
 typedef struct span {
@@ -479,10 +377,6 @@ static inline place place_of(int p, int h, const kvr_attend_args a) {
   return w;
 }
 
-static inline size_t state_offset(int row, const kvr_attend_args a) {
-  return (size_t)(a.state_row + row) * a.num_q_heads * (HEAD_DIM + 2);
-}
-
 /* LANES rows become LANES columns: four rounds of zipping the first half with the second. */
 static inline void transpose(float16 x[LANES]) {
   UNROLL for (int round = 0; round < 4; round++) {
@@ -536,7 +430,7 @@ static inline void load_state(rows *r, int i, place w, __global const float *sta
   __global const float *from = state + state_offset(w.row, a);
   __global const float *ml = from + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
   const int carried = a.carry_in && ml[0] != -INFINITY;
-  const float sink = a.use_sinks && !a.carry_in ? sinks[w.head] * 1.44269504f : -INFINITY;
+  const float sink = a.use_sinks && !a.carry_in ? sinks[w.head] * LOG2_E : -INFINITY;
   ((float *)r->m)[i] = carried ? ml[0] : sink;
   ((float *)r->l)[i] = carried ? ml[1] : sink == -INFINITY ? 0.0f : 1.0f;
   from += (size_t)w.head * HEAD_DIM;
@@ -586,7 +480,7 @@ static inline void store_result(const rows *r, int i, place w, __global out_type
   const size_t at = (size_t)(a.q_row + w.row) * a.num_q_heads + w.head;
   const float m = ((const float *)r->m)[i];
   const float l = ((const float *)r->l)[i];
-  lse[at] = l == 0.0f ? -INFINITY : m * 0.693147180559945f + log(l);
+  lse[at] = l == 0.0f ? -INFINITY : m * LN_2 + log(l);
   const float norm = l == 0.0f ? 1.0f : l;
   out += at * HEAD_DIM;
   for (int v = 0; v < WHOLE_VECS; v++) store16(r->acc[i][v] / norm * a.out_scale, out + v * LANES);

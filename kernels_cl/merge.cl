@@ -13,36 +13,7 @@
  *   state row  acc [NQ][D], (m, l) [NQ][2]     out_a, out_b, out  [row][NQ][D]
  *   lse, lse_a, lse_b  [row][NQ], natural logarithm */
 
-#ifndef HEAD_DIM /* D, 1..512 */
-#define HEAD_DIM 128
-#endif
-#ifndef OUT_DTYPE /* of the merged out: 0 f32, 1 f16, 2 bf16 */
-#define OUT_DTYPE 0
-#endif
-
-#define LANES 16
 #define WHOLE (HEAD_DIM / LANES * LANES) /* dims handled as vectors */
-
-#if OUT_DTYPE == 0
-typedef float out_type;
-static inline void store1(float x, __global out_type *p) { *p = x; }
-static inline void store16(float16 x, __global out_type *p) { vstore16(x, 0, p); }
-#elif OUT_DTYPE == 1
-typedef half out_type;
-static inline void store1(float x, __global out_type *p) { vstore_half_rte(x, 0, p); }
-static inline void store16(float16 x, __global out_type *p) { vstore_half16_rte(x, 0, p); }
-#else
-typedef ushort out_type;
-static inline void store1(float x, __global out_type *p) {
-  const uint u = as_uint(x);
-  *p = isnan(x) ? (ushort)(u >> 16 | 64) : (ushort)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-static inline void store16(float16 x, __global out_type *p) {
-  const uint16 u = as_uint16(x);
-  const uint16 rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-  vstore16(convert_ushort16(isnan(x) ? u >> 16 | 64u : rounded), 0, p);
-}
-#endif
 
 /* One output row. */
 typedef struct vecs {
@@ -103,7 +74,7 @@ __kernel void kvr_merge_states(__global const float *state, __global const float
   }
 
   const size_t at = (size_t)(a.out_row + i) * nq + head;
-  lse[at] = sum == 0.0f ? -INFINITY : top * 0.693147180559945f + log(sum);
+  lse[at] = sum == 0.0f ? -INFINITY : top * LN_2 + log(sum);
   vecs o;
   clear(&o);
   for (int j = 0; j <= a.num_parts; j++) {

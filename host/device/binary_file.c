@@ -60,8 +60,7 @@ bool kvr_binary_path(const char *dir, const char *key, char *path, size_t size) 
   return fits(snprintf(path, size, "%s/%016llx%016llx.bin", dir, a, b), size);
 }
 
-/* Creates every directory on the way to path. Failures show when the file is opened. */
-static void make_parents(const char *path) {
+void kvr_binary_make_dir(const char *path) {
   char *copy = strdup(path);
   if (copy == NULL) return;
   for (char *slash = strchr(copy + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
@@ -135,7 +134,7 @@ bool kvr_binary_store(const char *path, const char *key, const unsigned char *bi
   char *name = malloc(room);
   if (name == NULL) return false;
   snprintf(name, room, "%s.%ld.%u.tmp", path, (long)getpid(), atomic_fetch_add(&counter, 1u));
-  make_parents(path);
+  kvr_binary_make_dir(path);
   FILE *file = fopen(name, "wbx");
   bool ok = false;
   if (file != NULL) {

@@ -20,5 +20,7 @@ unsigned char *kvr_binary_load(const char *path, const char *key, size_t *out_si
 /* Stores it under a temporary name and renames, creating directories. A cache that cannot be
  * written is no error: returns false and leaves nothing behind. */
 bool kvr_binary_store(const char *path, const char *key, const unsigned char *binary, size_t size);
+/* Creates the directories on the way to path. Failures show when the file is opened. */
+void kvr_binary_make_dir(const char *path);
 
 #endif

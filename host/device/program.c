@@ -8,17 +8,21 @@
 #include "base/error.h"
 #include "device/binary_file.h"
 #include "device/cl_error.h"
+#include "device/quarantine.h"
 
 /* ---- embedded sources ---- */
 
 /* Generated from kernels_cl/ by the build; each ends with a NUL that its length does not count. */
-extern const char kvr_src_shared_h[], kvr_src_attend_cl[], kvr_src_merge_cl[], kvr_src_rows_cl[];
+extern const char kvr_src_shared_h[], kvr_src_numbers_h[];
+extern const char kvr_src_attend_cl[], kvr_src_attend_plain_cl[];
+extern const char kvr_src_merge_cl[], kvr_src_rows_cl[];
 
 static const struct {
   const char *file;
   const char *text;
 } sources[] = {
     {"attend.cl", kvr_src_attend_cl},
+    {"attend_plain.cl", kvr_src_attend_plain_cl},
     {"merge.cl", kvr_src_merge_cl},
     {"rows.cl", kvr_src_rows_cl},
 };
@@ -45,11 +49,13 @@ __attribute__((format(printf, 1, 2))) static char *print_new(const char *format,
 /* ---- what is to be built ---- */
 
 typedef struct job {
+  const kvr_group *group;
+  int rank;
   cl_context context;
   cl_device_id device;
   const kvr_device_info *info;
   const char *file;
-  char *source;  /* shared.h and the file, each after a #line that names it */
+  char *source;  /* headers and the file, each after a #line that names it */
   char *options; /* all build options */
   char *key;     /* everything the binary depends on */
 } job;
@@ -103,12 +109,14 @@ static kvr_status job_init(job *j, const kvr_group *group, int rank, const char 
                            const char *options) {
   const char *text = find_source(file);
   if (text == NULL) return kvr_fail(KVR_E_RANGE, "there is no kernel source '%s'", file);
-  *j = (job){.context = group->ranks[rank].context,
+  *j = (job){.group = group,
+             .rank = rank,
+             .context = group->ranks[rank].context,
              .device = group->ranks[rank].device,
              .info = &group->infos[rank],
              .file = file};
-  j->source =
-      print_new("#line 1 \"shared.h\"\n%s\n#line 1 \"%s\"\n%s", kvr_src_shared_h, file, text);
+  j->source = print_new("#line 1 \"shared.h\"\n%s\n#line 1 \"numbers.h\"\n%s\n#line 1 \"%s\"\n%s",
+                        kvr_src_shared_h, kvr_src_numbers_h, file, text);
   j->options = print_new("-cl-std=CL1.2 -Werror%s%s", options[0] != '\0' ? " " : "", options);
   if (j->source != NULL && j->options != NULL) j->key = make_key(j);
   if (j->key != NULL) return KVR_OK;
@@ -118,7 +126,14 @@ static kvr_status job_init(job *j, const kvr_group *group, int rank, const char 
 
 /* ---- from source ---- */
 
-/* The log's first lines are those of the first errors. */
+/* Codes that blame the program; others say nothing about it. */
+static bool compiler_refused(cl_int code) {
+  return code == CL_BUILD_PROGRAM_FAILURE || code == CL_COMPILE_PROGRAM_FAILURE ||
+         code == CL_LINK_PROGRAM_FAILURE;
+}
+
+/* The log's first lines are those of the first errors. KVR_E_UNSUPPORTED if the compiler refuses
+ * the program. */
 static kvr_status fail_build(const job *j, cl_program program, cl_int code) {
   enum { SHOWN = 1000 };
   size_t size = 0;
@@ -126,8 +141,9 @@ static kvr_status fail_build(const job *j, cl_program program, cl_int code) {
   if (clGetProgramBuildInfo(program, j->device, CL_PROGRAM_BUILD_LOG, 0, NULL, &size) == CL_SUCCESS)
     log = calloc(size + 1, 1);
   if (log != NULL) clGetProgramBuildInfo(program, j->device, CL_PROGRAM_BUILD_LOG, size, log, NULL);
+  const kvr_status kind = compiler_refused(code) ? KVR_E_UNSUPPORTED : KVR_E_CL;
   const kvr_status status =
-      kvr_fail(KVR_E_CL, "clBuildProgram: %s (%d): %s with options '%s' on %s, driver %s: %.*s",
+      kvr_fail(kind, "clBuildProgram: %s (%d): %s with options '%s' on %s, driver %s: %.*s",
                kvr_cl_error_name(code), (int)code, j->file, j->options, j->info->name,
                j->info->driver, SHOWN, log != NULL && log[0] != '\0' ? log : "no build log");
   free(log);
@@ -226,31 +242,81 @@ static void store(const job *j, cl_program program, const char *path) {
   free(binary);
 }
 
-static kvr_status build(const job *j, cl_program *out) {
-  char dir[4096], path[4096 + 64];
-  if (!kvr_binary_dir(dir, sizeof dir) || !kvr_binary_path(dir, j->key, path, sizeof path))
-    return build_from_source(j, out);
+/* Where binary and quarantine of a job lie; empty: nothing is kept. */
+static void find_path(const job *j, char *path, size_t size) {
+  char dir[4096];
+  if (!kvr_binary_dir(dir, sizeof dir) || !kvr_binary_path(dir, j->key, path, size)) path[0] = '\0';
+}
+
+static cl_program load(const job *j, const char *path) {
   size_t size;
   unsigned char *binary = kvr_binary_load(path, j->key, &size);
-  cl_program program = binary == NULL ? NULL : build_from_binary(j, binary, size);
+  const cl_program program = binary == NULL ? NULL : build_from_binary(j, binary, size);
   free(binary);
-  if (program == NULL) {
-    KVR_TRY(build_from_source(j, &program));
-    store(j, program, path);
-  }
-  *out = program;
-  return KVR_OK;
+  return program;
+}
+
+/* ---- tests before first use ---- */
+
+static kvr_status build_and_test(const job *j, const kvr_program_test *test, cl_program *out) {
+  KVR_TRY(build_from_source(j, out));
+  const kvr_status status = test->run(test->user, j->group, j->rank, *out);
+  if (status == KVR_OK) return KVR_OK;
+  clReleaseProgram(*out);
+  *out = NULL;
+  return status;
+}
+
+/* Remembers the reason and tells the user, who must know why things are slower than they could be.
+ */
+static kvr_status quarantine(const job *j, const char *path, const char *name, const char *reason) {
+  char text[KVR_REASON_SIZE], kept[KVR_REASON_SIZE];
+  snprintf(text, sizeof text, "%s", reason);
+  if (path[0] == '\0' || !kvr_quarantine_add(path, j->key, text) ||
+      !kvr_quarantine_find(path, j->key, kept))
+    snprintf(kept, sizeof kept, "%s", text);
+  kvr_group_notice(j->group, "%s is not used on %s (driver %s): %s", name, j->info->name,
+                   j->info->driver, kept);
+  return kvr_fail(KVR_E_UNSUPPORTED, "%s: %s", name, kept);
+}
+
+static kvr_status try_out(const job *j, const char *path, const kvr_program_test *test,
+                          cl_program *out) {
+  kvr_trial trial = {.file = -1};
+  if (path[0] != '\0' && !kvr_trial_begin(&trial, path))
+    return quarantine(j, path, test->name, "building or testing it ended the process");
+  kvr_status status = build_and_test(j, test, out);
+  if (status == KVR_OK && path[0] != '\0') store(j, *out, path);
+  if (status == KVR_E_UNSUPPORTED) status = quarantine(j, path, test->name, kvr_error_message());
+  kvr_trial_end(&trial);
+  return status;
+}
+
+/* ---- all together ---- */
+
+static kvr_status build(const job *j, const kvr_program_test *test, cl_program *out) {
+  char path[4096 + 64], reason[KVR_REASON_SIZE];
+  find_path(j, path, sizeof path);
+  if (test != NULL && path[0] != '\0' && kvr_quarantine_find(path, j->key, reason))
+    return kvr_fail(KVR_E_UNSUPPORTED, "%s: %s", test->name, reason);
+  *out = path[0] == '\0' ? NULL : load(j, path);
+  if (*out != NULL) return KVR_OK;
+  if (test != NULL) return try_out(j, path, test, out);
+  const kvr_status status = build_from_source(j, out);
+  if (status == KVR_E_UNSUPPORTED) return kvr_fail(KVR_E_CL, "%s", kvr_error_message());
+  if (status == KVR_OK && path[0] != '\0') store(j, *out, path);
+  return status;
 }
 
 kvr_status kvr_program_create(const kvr_group *group, int rank, const char *file,
-                              const char *options, cl_program *out) {
+                              const char *options, const kvr_program_test *test, cl_program *out) {
   if (group == NULL || file == NULL || options == NULL || out == NULL)
     return kvr_fail(KVR_E_NULL, "group, file, options or out is NULL");
   KVR_TRY(kvr_group_check_rank(group, rank));
   KVR_TRY(check_options(options));
   job j = {.file = file};
   KVR_TRY(job_init(&j, group, rank, file, options));
-  const kvr_status status = build(&j, out);
+  const kvr_status status = build(&j, test, out);
   job_fini(&j);
   return status == KVR_OK ? KVR_OK : kvr_fail_at(status, "rank %d", rank);
 }

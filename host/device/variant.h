@@ -2,20 +2,30 @@
 #ifndef KVR_DEVICE_VARIANT_H
 #define KVR_DEVICE_VARIANT_H
 
+#include <stdbool.h>
+
 #include "kvring/problem.h"
+
+enum { KVR_MAX_VARIANTS = 8 };
 
 typedef struct kvr_variant {
   const char *name;
-  int row_tile; /* GQA-packed rows (tokens x heads of one KV head) of one work-group */
+  const char *file; /* its source */
+  int row_tile;     /* GQA-packed rows (tokens x heads of one KV head) of one work-group */
+  int local;        /* work-items of a work-group */
+  bool vectors;     /* made for cores with vector registers of their own */
 } kvr_variant;
 
 int kvr_num_variants(void);
 const kvr_variant *kvr_variant_get(int index); /* NULL past the end */
-/* The variant for a launch of num_rows query tokens with `group` query heads per KV head. */
-int kvr_variant_pick(int num_rows, int group, int head_dim);
+/* Index by name, -1 if there is none. */
+int kvr_variant_find(const char *name);
+/* The variant for a launch of num_rows query tokens with `group` query heads per KV head, among
+ * the usable ones (KVR_MAX_VARIANTS flags); -1 if there is none. */
+int kvr_variant_pick(const bool *usable, int num_rows, int group);
 /* -D options that build it; returns false when size is too small. */
-int kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_dtype, char *text,
-                        size_t size);
+bool kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_dtype, char *text,
+                         size_t size);
 /* Global and local sizes of a launch (2 dimensions). */
 void kvr_variant_sizes(int index, int num_rows, int group, int num_kv_heads, size_t global[2],
                        size_t local[2]);

@@ -2,17 +2,14 @@
 #ifndef KVR_EXEC_EXEC_H
 #define KVR_EXEC_EXEC_H
 
-#include "device/variant.h"
+#include "device/attend_kernel.h"
 #include "exec/exec_cl.h"
-
-enum { KVR_MAX_VARIANTS = 8 };
 
 /* Kernels of one device. Ranks on the same device share them; one thread at a time uses a session.
  */
 typedef struct kvr_kernels {
   bool is_cpu; /* a row is copied by one work-item; elsewhere by a work-group */
-  cl_program attend_program[KVR_NUM_DTYPES][KVR_MAX_VARIANTS]; /* by output type */
-  cl_kernel attend[KVR_NUM_DTYPES][KVR_MAX_VARIANTS];
+  kvr_attend_kernels attend[KVR_NUM_DTYPES]; /* by output type */
   cl_program merge_program[KVR_NUM_DTYPES], rows_program;
   cl_kernel merge_states[KVR_NUM_DTYPES], merge_outputs[KVR_NUM_DTYPES];
   cl_kernel stage, cache_write;

@@ -17,7 +17,7 @@ static kvr_status build_rows(kvr_exec *exec, int rank, kvr_kernels *k) {
   KVR_CL(clGetDeviceInfo,
          (exec->group->ranks[rank].device, CL_DEVICE_TYPE, sizeof type, &type, NULL));
   k->is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
-  KVR_TRY(kvr_program_create(exec->group, rank, "rows.cl", "", &k->rows_program));
+  KVR_TRY(kvr_program_create(exec->group, rank, "rows.cl", "", NULL, &k->rows_program));
   KVR_TRY(make_kernel(k->rows_program, "kvr_stage", &k->stage));
   return make_kernel(k->rows_program, "kvr_cache_write", &k->cache_write);
 }
@@ -47,10 +47,7 @@ static void release_program(cl_program program) {
 
 static void destroy(kvr_kernels *k) {
   for (int t = 0; t < KVR_NUM_DTYPES; t++) {
-    for (int v = 0; v < KVR_MAX_VARIANTS; v++) {
-      release_kernel(k->attend[t][v]);
-      release_program(k->attend_program[t][v]);
-    }
+    kvr_attend_kernels_fini(&k->attend[t]);
     release_kernel(k->merge_states[t]);
     release_kernel(k->merge_outputs[t]);
     release_program(k->merge_program[t]);
@@ -68,25 +65,14 @@ void kvr_exec_destroy_kernels(kvr_exec *exec) {
 
 /* ---- by output type ---- */
 
-static kvr_status build_attend(kvr_exec *exec, int rank, kvr_dtype out, int variant) {
-  kvr_kernels *k = exec->ranks[rank].kernels;
-  char options[256];
-  if (k->attend[out][variant] != NULL) return KVR_OK;
-  if (!kvr_variant_options(variant, kvr_cache_describe(exec->cache), out, options, sizeof options))
-    return kvr_fail(KVR_E_RANGE, "build options of variant %d do not fit", variant);
-  if (k->attend_program[out][variant] == NULL) /* an earlier attempt may have got this far */
-    KVR_TRY(kvr_program_create(exec->group, rank, "attend.cl", options,
-                               &k->attend_program[out][variant]));
-  return make_kernel(k->attend_program[out][variant], "kvr_attend", &k->attend[out][variant]);
-}
-
 static kvr_status build_merge(kvr_exec *exec, int rank, kvr_dtype out) {
   kvr_kernels *k = exec->ranks[rank].kernels;
   char options[64];
   snprintf(options, sizeof options, "-DHEAD_DIM=%d -DOUT_DTYPE=%d",
            kvr_cache_describe(exec->cache)->head_dim, (int)out);
   if (k->merge_program[out] == NULL)
-    KVR_TRY(kvr_program_create(exec->group, rank, "merge.cl", options, &k->merge_program[out]));
+    KVR_TRY(
+        kvr_program_create(exec->group, rank, "merge.cl", options, NULL, &k->merge_program[out]));
   if (k->merge_states[out] == NULL)
     KVR_TRY(make_kernel(k->merge_program[out], "kvr_merge_states", &k->merge_states[out]));
   return make_kernel(k->merge_program[out], "kvr_merge_outputs", &k->merge_outputs[out]);
@@ -96,7 +82,9 @@ static kvr_status build_type(kvr_exec *exec, kvr_dtype out) {
   for (int r = 0; r < exec->group->num_ranks; r++) {
     if (!exec->ranks[r].owns_kernels || exec->ranks[r].kernels->merge_outputs[out] != NULL)
       continue;
-    for (int v = 0; v < kvr_num_variants(); v++) KVR_TRY(build_attend(exec, r, out, v));
+    kvr_attend_kernels *attend = &exec->ranks[r].kernels->attend[out];
+    kvr_attend_kernels_fini(attend); /* of an attempt that failed later on */
+    KVR_TRY(kvr_attend_kernels_init(attend, exec->group, r, kvr_cache_describe(exec->cache), out));
     KVR_TRY(build_merge(exec, r, out));
     KVR_TRY(kvr_exec_warm_up(exec, r, out));
   }

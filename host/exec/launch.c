@@ -71,9 +71,9 @@ static kvr_attend_args attend_args(const kvr_exec *exec, const kvr_op *op) {
 static kvr_status attend(kvr_exec *exec, const kvr_op *op, cl_event *event) {
   const kvr_attend_args args = attend_args(exec, op);
   const int group = args.num_q_heads / args.num_kv_heads;
-  const int variant =
-      kvr_variant_pick(args.num_rows, group, exec->schedule->problem.cache.head_dim);
-  const cl_kernel kernel = exec->ranks[op->rank].kernels->attend[out_dtype(exec, op)][variant];
+  const kvr_attend_kernels *kernels = &exec->ranks[op->rank].kernels->attend[out_dtype(exec, op)];
+  const int variant = kvr_variant_pick(kernels->usable, args.num_rows, group);
+  const cl_kernel kernel = kernels->kernel[variant];
   const cl_mem mems[7] = {memory_or_dummy(exec, op, op->q),   memory_or_dummy(exec, op, op->src),
                           memory_or_dummy(exec, op, op->cur), memory_or_dummy(exec, op, op->state),
                           memory_or_dummy(exec, op, op->dst), lse_memory(exec, op),

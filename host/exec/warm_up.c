@@ -38,9 +38,10 @@ static kvr_status warm_attend(const kvr_exec *x, int rank, kvr_dtype out) {
                                 .out_scale = 1.0f};
   for (int v = 0; v < kvr_num_variants(); v++) {
     kvr_launch_size size;
+    if (!k->attend[out].usable[v]) continue;
     kvr_variant_sizes(v, max_rows(x, queries, 3), heads / kv_heads, kv_heads, size.global,
                       size.local);
-    KVR_TRY(launch(x, rank, k->attend[out][v], mems, 7, &args, sizeof args, &size));
+    KVR_TRY(launch(x, rank, k->attend[out].kernel[v], mems, 7, &args, sizeof args, &size));
   }
   return KVR_OK;
 }

@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "device/variant.h"
+
 /* An array whose elements outside [first, first + count) rows are NaN. */
 static void *random_rows(int rows, int first, int count, int width, int dtype, float scale) {
   void *p = calloc((size_t)rows * (size_t)width, dtype_size[dtype]);
@@ -70,14 +72,18 @@ void free_case(attend_case *c) {
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
+bool plain_kernels;
+
 void run_case(attend_case *c, int num_launches, const kvr_attend_args *launches) {
   const shape s = c->s;
   const size_t n = (size_t)c->num_q * row_width(c), heads = (size_t)(c->num_q * c->a.num_q_heads);
   const size_t cache_row = (size_t)(2 * s.num_kv_heads * s.head_dim) * dtype_size[s.kv_dtype];
+  const kvr_variant *plain = kvr_variant_get(kvr_variant_find("plain"));
+  const int row_tile = plain_kernels ? plain->row_tile : s.row_tile;
   char options[128];
   snprintf(options, sizeof options, "-DHEAD_DIM=%d -DKV_DTYPE=%d -DOUT_DTYPE=%d -DROW_TILE=%d",
-           s.head_dim, s.kv_dtype, s.out_dtype, s.row_tile);
-  cl_kernel k = build_kernel("attend.cl", "kvr_attend", options);
+           s.head_dim, s.kv_dtype, s.out_dtype, row_tile);
+  cl_kernel k = build_kernel(plain_kernels ? plain->file : "attend.cl", "kvr_attend", options);
   cl_mem mems[] = {upload(c->q, n * dtype_size[s.kv_dtype]),
                    upload(c->ring, (size_t)c->num_ring * cache_row),
                    upload(c->cur, (size_t)c->num_cur * cache_row),
@@ -88,7 +94,8 @@ void run_case(attend_case *c, int num_launches, const kvr_attend_args *launches)
   for (int i = 0; i < num_launches; i++) {
     const int packed = launches[i].num_rows * s.group;
     launch(k, 7, mems, &launches[i], sizeof launches[i],
-           (size_t)((packed + s.row_tile - 1) / s.row_tile), (size_t)s.num_kv_heads);
+           (size_t)((packed + row_tile - 1) / row_tile), (size_t)s.num_kv_heads,
+           plain_kernels ? (size_t)plain->local : 1);
   }
   download(mems[3], c->state, (n + 2 * heads) * sizeof(float));
   download(mems[4], c->out, n * dtype_size[s.out_dtype]);

@@ -3,6 +3,8 @@
 #ifndef KVR_TESTS_DEVICE_ATTEND_CASE_H
 #define KVR_TESTS_DEVICE_ATTEND_CASE_H
 
+#include <stdbool.h>
+
 #include "cl_fixture.h"
 #include "shared.h"
 
@@ -25,6 +27,9 @@ typedef struct attend_case {
   double loosen;  /* tolerance factor */
   mistake wrong;  /* that the reference makes */
 } attend_case;
+
+/* Cases run attend_plain.cl, whatever their row tile, instead of attend.cl. */
+extern bool plain_kernels;
 
 /* One run of rows and new keys from token 0, all visible, nothing carried. */
 kvr_attend_args plain_args(shape s, int num_rows, int ring_end, int num_new);

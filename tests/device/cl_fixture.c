@@ -65,9 +65,9 @@ static char *read_source(const char *file) {
 
 cl_kernel build_kernel(const char *file, const char *kernel, const char *options) {
   char all[512], log[4096] = "";
-  char *text[2] = {read_source("shared.h"), read_source(file)};
+  char *text[3] = {read_source("shared.h"), read_source("numbers.h"), read_source(file)};
   cl_int e;
-  cl_program program = clCreateProgramWithSource(context, 2, (const char **)text, NULL, &e);
+  cl_program program = clCreateProgramWithSource(context, 3, (const char **)text, NULL, &e);
   check(e, "clCreateProgramWithSource");
   snprintf(all, sizeof all, "-cl-std=CL1.2 -Werror %s", options);
   if (clBuildProgram(program, 1, &device, all, NULL, NULL) != CL_SUCCESS) {
@@ -77,8 +77,7 @@ cl_kernel build_kernel(const char *file, const char *kernel, const char *options
   cl_kernel k = clCreateKernel(program, kernel, &e);
   check(e, kernel);
   clReleaseProgram(program);
-  free(text[0]);
-  free(text[1]);
+  for (int i = 0; i < 3; i++) free(text[i]);
   return k;
 }
 
@@ -94,8 +93,8 @@ void download(cl_mem mem, void *data, size_t bytes) {
 }
 
 void launch(cl_kernel k, int num_mems, const cl_mem *mems, const void *args, size_t args_size,
-            size_t g0, size_t g1) {
-  const size_t global[2] = {g0, g1}, local[2] = {1, 1};
+            size_t g0, size_t g1, size_t l0) {
+  const size_t global[2] = {g0 * l0, g1}, local[2] = {l0, 1};
   for (int i = 0; i < num_mems; i++) CHECK(clSetKernelArg(k, (cl_uint)i, sizeof mems[i], &mems[i]));
   CHECK(clSetKernelArg(k, (cl_uint)num_mems, args_size, args));
   CHECK(clEnqueueNDRangeKernel(queue, k, 2, NULL, global, local, 0, NULL, NULL));

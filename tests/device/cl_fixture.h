@@ -21,9 +21,9 @@ int teardown_device(void **state);
 cl_kernel build_kernel(const char *file, const char *kernel, const char *options);
 cl_mem upload(const void *data, size_t bytes);
 void download(cl_mem mem, void *data, size_t bytes);
-/* Sets mems, then args, and enqueues (g0, g1) work-groups of one work-item. */
+/* Sets mems, then args, and enqueues (g0, g1) work-groups of (l0, 1) work-items. */
 void launch(cl_kernel k, int num_mems, const cl_mem *mems, const void *args, size_t args_size,
-            size_t g0, size_t g1);
+            size_t g0, size_t g1, size_t l0);
 
 /* Deterministic; a value lies in [-1, 1). */
 uint32_t random_bits(void);

@@ -163,17 +163,35 @@ static void test_variants(void **state) {
   for (int i = 0; i < kvr_num_variants(); i++) {
     assert_true(kvr_variant_options(i, &cache, KVR_F16, text, sizeof text));
     assert_false(kvr_variant_options(i, &cache, KVR_F16, text, 10));
-    clReleaseKernel(build_kernel("attend.cl", "kvr_attend", text));
+    clReleaseKernel(build_kernel(kvr_variant_get(i)->file, "kvr_attend", text));
     kvr_variant_sizes(i, 100, 7, 3, global, local);
     const size_t tile = (size_t)kvr_variant_get(i)->row_tile;
-    assert_true(global[0] * tile >= 700 && (global[0] - 1) * tile < 700 && global[1] == 3);
-    assert_true(local[0] == 1 && local[1] == 1);
+    const size_t groups = global[0] / local[0];
+    assert_true(groups * tile >= 700 && (groups - 1) * tile < 700 && global[1] == 3);
+    assert_int_equal(groups * local[0], global[0]);
+    assert_int_equal(local[1], 1);
+    assert_int_equal(kvr_variant_find(kvr_variant_get(i)->name), i);
   }
-  assert_int_equal(kvr_variant_pick(1, 16, 128), kvr_num_variants() - 1);
+  assert_int_equal(kvr_variant_find("rows"), -1);
   assert_null(kvr_variant_get(kvr_num_variants()));
   assert_false(kvr_variant_options(kvr_num_variants(), &cache, KVR_F16, text, sizeof text));
-  assert_true(kvr_variant_get(kvr_variant_pick(1, 4, 128))->row_tile <
-              kvr_variant_get(kvr_variant_pick(512, 16, 128))->row_tile);
+}
+
+static const char *picked(const bool *usable, int num_rows, int group) {
+  return kvr_variant_get(kvr_variant_pick(usable, num_rows, group))->name;
+}
+
+static void test_pick(void **state) {
+  (void)state;
+  bool usable[KVR_MAX_VARIANTS] = {false};
+  assert_int_equal(kvr_variant_pick(usable, 1, 16), -1);
+  usable[kvr_variant_find("plain")] = true;
+  assert_string_equal(picked(usable, 512, 16), "plain");
+  for (int i = 0; i < kvr_num_variants(); i++) usable[i] = true;
+  assert_string_equal(picked(usable, 1, 16), "rows16");
+  assert_string_equal(picked(usable, 512, 16), "rows256");
+  usable[kvr_variant_find("rows256")] = false;
+  assert_string_equal(picked(usable, 512, 16), "rows64");
 }
 
 static void test_defaults(void **state) {
@@ -191,8 +209,13 @@ int main(void) {
       cmocka_unit_test(test_blind_rows),
       cmocka_unit_test(test_empty_axis),
       cmocka_unit_test(test_huge_scores),
-      cmocka_unit_test(test_variants),
-      cmocka_unit_test(test_defaults),
   };
-  return cmocka_run_group_tests(tests, setup_device, teardown_device);
+  const struct CMUnitTest units[] = {cmocka_unit_test(test_variants), cmocka_unit_test(test_pick),
+                                     cmocka_unit_test(test_defaults)};
+  int failed = cmocka_run_group_tests(units, setup_device, teardown_device);
+  for (int plain = 0; plain < 2; plain++) {
+    plain_kernels = plain;
+    failed += cmocka_run_group_tests(tests, setup_device, teardown_device);
+  }
+  return failed;
 }

@@ -330,5 +330,10 @@ int main(void) {
       cmocka_unit_test(test_soft_cap_by_hand),
       cmocka_unit_test(test_soft_cap_does_not_unmask),
   };
-  return cmocka_run_group_tests(tests, setup_device, teardown_device);
+  int failed = 0;
+  for (int plain = 0; plain < 2; plain++) {
+    plain_kernels = plain;
+    failed += cmocka_run_group_tests(tests, setup_device, teardown_device);
+  }
+  return failed;
 }

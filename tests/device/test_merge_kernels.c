@@ -93,7 +93,7 @@ static void merge_states_case(int num_parts, int dtype) {
   cl_kernel k = build_kernel("merge.cl", "kvr_merge_states", options);
   cl_mem mems[] = {upload(own, sizeof own), upload(rest, sizeof rest), upload(out, sizeof out),
                    upload(lse, sizeof lse)};
-  launch(k, 4, mems, &a, sizeof a, MERGE_NQ, MERGE_ROWS);
+  launch(k, 4, mems, &a, sizeof a, MERGE_NQ, MERGE_ROWS, 1);
   download(mems[2], out, sizeof out);
   download(mems[3], lse, sizeof lse);
   for (int i = 0; i < 4; i++) clReleaseMemObject(mems[i]);
@@ -139,7 +139,7 @@ static void test_merge_outputs(void **state) {
   cl_mem mems[] = {upload(o[0], sizeof o[0]), upload(lse[0], sizeof lse[0]),
                    upload(o[1], sizeof o[1]), upload(lse[1], sizeof lse[1]),
                    upload(out, sizeof out),   upload(out_lse, sizeof out_lse)};
-  launch(k, 6, mems, &a, sizeof a, MERGE_NQ, MERGE_ROWS);
+  launch(k, 6, mems, &a, sizeof a, MERGE_NQ, MERGE_ROWS, 1);
   download(mems[4], out, sizeof out);
   download(mems[5], out_lse, sizeof out_lse);
   for (int i = 0; i < 6; i++) clReleaseMemObject(mems[i]);

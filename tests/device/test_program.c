@@ -117,7 +117,8 @@ static void expect_works(kvr_group *group, int rank, cl_program program) {
 
 static void build(kvr_group *group, int rank, const char *options) {
   cl_program program;
-  device_ok(kvr_program_create(group, rank, "rows.cl", options, &program), "kvr_program_create");
+  device_ok(kvr_program_create(group, rank, "rows.cl", options, NULL, &program),
+            "kvr_program_create");
   expect_works(group, rank, program);
   clReleaseProgram(program);
 }
@@ -129,7 +130,7 @@ static void test_every_source_builds(void **state) {
   static const char *const files[] = {"attend.cl", "merge.cl", "rows.cl"};
   for (int i = 0; i < 3; i++) {
     cl_program program;
-    device_ok(kvr_program_create(group, 0, files[i], "", &program), files[i]);
+    device_ok(kvr_program_create(group, 0, files[i], "", NULL, &program), files[i]);
     clReleaseProgram(program);
   }
 }
@@ -140,15 +141,15 @@ static void test_options_are_checked(void **state) {
   static const char *const refused[] = {"-cl-fast-relaxed-math", "-DA=1 -cl-finite-math-only",
                                         "-cl-unsafe-math-optimizations -DA=1"};
   for (int i = 0; i < 3; i++)
-    assert_int_equal(kvr_program_create(group, 0, "rows.cl", refused[i], &program),
+    assert_int_equal(kvr_program_create(group, 0, "rows.cl", refused[i], NULL, &program),
                      KVR_E_UNSUPPORTED);
   assert_message("-cl-unsafe-math-optimizations");
   build(group, 0, "-cl-mad-enable"); /* not all of them are refused */
-  assert_int_equal(kvr_program_create(group, 0, "other.cl", "", &program), KVR_E_RANGE);
+  assert_int_equal(kvr_program_create(group, 0, "other.cl", "", NULL, &program), KVR_E_RANGE);
   assert_message("other.cl");
-  assert_int_equal(kvr_program_create(group, 1, "rows.cl", "", &program), KVR_E_RANGE);
-  assert_int_equal(kvr_program_create(NULL, 0, "rows.cl", "", &program), KVR_E_NULL);
-  assert_int_equal(kvr_program_create(group, 0, "rows.cl", NULL, &program), KVR_E_NULL);
+  assert_int_equal(kvr_program_create(group, 1, "rows.cl", "", NULL, &program), KVR_E_RANGE);
+  assert_int_equal(kvr_program_create(NULL, 0, "rows.cl", "", NULL, &program), KVR_E_NULL);
+  assert_int_equal(kvr_program_create(group, 0, "rows.cl", NULL, NULL, &program), KVR_E_NULL);
   assert_null(program);
 }
 
@@ -158,7 +159,7 @@ static void test_broken_builds_say_why(void **state) {
   cl_program program = NULL;
   const int before = count_files(".bin", NULL, 0);
   const char *options = "-DWORDS=4 -Dkvr_rows_args=no_such_type";
-  assert_int_equal(kvr_program_create(group, 0, "rows.cl", options, &program), KVR_E_CL);
+  assert_int_equal(kvr_program_create(group, 0, "rows.cl", options, NULL, &program), KVR_E_CL);
   assert_message("rank 0: clBuildProgram: CL_BUILD_PROGRAM_FAILURE (-11): rows.cl");
   assert_message("'-cl-std=CL1.2 -Werror -DWORDS=4 -Dkvr_rows_args=no_such_type'");
   assert_message("error:");
@@ -286,7 +287,7 @@ static void test_sub_devices(void **state) {
 static int child_build(void) {
   kvr_group *group = device_group(1, 0);
   cl_program program;
-  const kvr_status status = kvr_program_create(group, 0, "rows.cl", "-DCHILD=1", &program);
+  const kvr_status status = kvr_program_create(group, 0, "rows.cl", "-DCHILD=1", NULL, &program);
   if (status == KVR_OK) clReleaseProgram(program);
   kvr_group_destroy(group);
   return status == KVR_OK ? 0 : 1;

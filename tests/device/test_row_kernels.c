@@ -40,7 +40,7 @@ static void stage_case(int words) {
                              .page_first = half * PAGES / 2,
                              .page_count = PAGES / 2,
                              .row_words = words};
-    launch(k, 3, mems, &a, sizeof a, MOVED + (size_t)half, (size_t)(1 + 2 * half));
+    launch(k, 3, mems, &a, sizeof a, MOVED + (size_t)half, (size_t)(1 + 2 * half), 1);
     clReleaseMemObject(mems[0]);
   }
   for (int i = 0; i < MOVED; i++) {
@@ -91,7 +91,7 @@ static void test_cache_write(void **state) {
     fill_words(want[half], HALF_POOL, WORDS, half + 1);
     cl_mem mems[3] = {from, upload(pool[half], sizeof pool[half]), table};
     a.page_first = half * PAGES / 2;
-    launch(k, 3, mems, &a, sizeof a, ROWS, 1);
+    launch(k, 3, mems, &a, sizeof a, ROWS, 1, 1);
     download(mems[1], pool[half], sizeof pool[half]);
     clReleaseMemObject(mems[1]);
   }

@@ -1,0 +1,24 @@
+/* Attention kernels that are known to be right on their device. */
+#ifndef KVR_DEVICE_ATTEND_KERNEL_H
+#define KVR_DEVICE_ATTEND_KERNEL_H
+
+#include "device/group.h"
+#include "device/variant.h"
+
+/* The kvr_attend kernels of one device for one shape and output type: by variant, NULL where it is
+ * not usable. Owned; release with kvr_attend_kernels_fini. */
+typedef struct kvr_attend_kernels {
+  cl_program program[KVR_MAX_VARIANTS];
+  cl_kernel kernel[KVR_MAX_VARIANTS];
+  bool usable[KVR_MAX_VARIANTS];
+} kvr_attend_kernels;
+
+/* Builds the variants made for the device of a rank; each has passed the self-test there. Where
+ * none of them is right, the others are tried. KVRING_VARIANT=NAME builds that one alone.
+ * Errors: KVR_E_UNSUPPORTED naming every variant and what is wrong with it; KVR_E_RANGE for an
+ * unknown name; KVR_E_CL. On failure nothing is owned. */
+kvr_status kvr_attend_kernels_init(kvr_attend_kernels *kernels, const kvr_group *group, int rank,
+                                   const kvr_cache_desc *cache, kvr_dtype out_dtype);
+void kvr_attend_kernels_fini(kvr_attend_kernels *kernels); /* accepts all zero */
+
+#endif
