@@ -21,6 +21,9 @@ typedef struct cli_command {
 
 extern const cli_command cli_devices, cli_doctor, cli_check, cli_plan, cli_prefill;
 
+/* CLI_USAGE for errors that other options avoid, CLI_FAILED for all others. */
+cli_exit cli_exit_of(kvr_status status);
+
 /* Prints "kvring COMMAND: message" of the last error and returns code. */
 cli_exit cli_report(const char *command, cli_exit code);
 

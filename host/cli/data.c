@@ -1,11 +1,13 @@
 #include "cli/data.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/arith.h"
 #include "base/error.h"
+#include "cli/convert.h"
 
 /* ---- from a file ---- */
 
@@ -63,6 +65,33 @@ kvr_status cli_data_open(const char *path, cli_data *x, cli_given_shape *given) 
                              .num_kv_heads = (int)x->k.shape[1],
                              .head_dim = (int)x->q.shape[2],
                              .dtype = x->q.dtype};
+  return KVR_OK;
+}
+
+/* Index of the first number that is not finite; num if all are. */
+static size_t find_strange(const cli_tensor *t, size_t num) {
+  float part[256];
+  for (size_t i = 0; i < num; i += 256) {
+    const size_t len = num - i < 256 ? num - i : 256;
+    cli_to_float(t->dtype, (const char *)t->data + i * kvr_dtype_size(t->dtype), len, part);
+    for (size_t j = 0; j < len; j++)
+      if (!isfinite(part[j])) return i + j;
+  }
+  return num;
+}
+
+kvr_status cli_data_check_finite(const char *path, const cli_data *x) {
+  const cli_tensor *tensors[3] = {&x->q, &x->k, &x->v};
+  for (int i = 0; i < 3; i++) {
+    const cli_tensor *t = tensors[i];
+    const size_t row = t->shape[1] * t->shape[2], num = t->shape[0] * row;
+    const size_t at = find_strange(t, num);
+    if (at < num)
+      return kvr_fail(KVR_E_RANGE,
+                      "%s: %s[%zu, %zu, %zu] is not finite, so nothing can be verified; mend the "
+                      "file, or leave --verify out",
+                      path, t->name, at / row, at % row / t->shape[2], at % t->shape[2]);
+  }
   return KVR_OK;
 }
 

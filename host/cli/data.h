@@ -21,6 +21,8 @@ typedef struct cli_data {
 
 /* Opens an input file and checks the shapes of q, k and v against each other. */
 kvr_status cli_data_open(const char *path, cli_data *data, cli_given_shape *given);
+/* Are all numbers of an opened file finite? Errors: KVR_E_RANGE naming the first that is not. */
+kvr_status cli_data_check_finite(const char *path, const cli_data *data);
 /* Makes the data of a shape ready. The shape is borrowed. Errors: KVR_E_OOM. */
 kvr_status cli_data_prepare(cli_data *data, const cli_shape *shape, uint64_t seed);
 void cli_data_fini(cli_data *data);

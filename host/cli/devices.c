@@ -88,9 +88,7 @@ static cli_exit run(const cli_options *options) {
   cJSON *root = cJSON_CreateObject();
   kvr_status status = kvr_device_list(&devices, &num);
   if (status == KVR_OK) status = show(options, devices, num, root);
-  const cli_exit code = status == KVR_OK        ? CLI_OK
-                        : status == KVR_E_RANGE ? cli_report("devices", CLI_USAGE)
-                                                : cli_report("devices", CLI_FAILED);
+  const cli_exit code = status == KVR_OK ? CLI_OK : cli_report("devices", cli_exit_of(status));
   cJSON_Delete(root);
   free(devices);
   return code;

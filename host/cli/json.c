@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -18,6 +19,19 @@ static void forget(cli_file *file) {
   *file = (cli_file){0};
 }
 
+/* Renaming onto a device or a pipe would put a file in its place. */
+static int is_special(const char *path) {
+  struct stat info;
+  return stat(path, &info) == 0 && !S_ISREG(info.st_mode);
+}
+
+static FILE *open_stream(cli_file *file) {
+  const int standard = strcmp(file->path, "-") == 0;
+  file->direct = standard || is_special(file->path);
+  if (standard) return stdout;
+  return fopen(file->direct ? file->path : file->temporary, "wb");
+}
+
 kvr_status cli_file_open(const char *path, cli_file *out) {
   const size_t size = strlen(path) + 32;
   cli_file file = {.path = malloc(size), .temporary = malloc(size)};
@@ -27,7 +41,7 @@ kvr_status cli_file_open(const char *path, cli_file *out) {
   }
   snprintf(file.path, size, "%s", path);
   snprintf(file.temporary, size, "%s.%ld.tmp", path, (long)getpid());
-  file.stream = strcmp(path, "-") == 0 ? stdout : fopen(file.temporary, "wb");
+  file.stream = open_stream(&file);
   if (file.stream == NULL) {
     const kvr_status status = fail_io(path, "write");
     forget(&file);
@@ -40,15 +54,14 @@ kvr_status cli_file_open(const char *path, cli_file *out) {
 kvr_status cli_file_close(cli_file *file, int keep) {
   if (file->stream == NULL) return KVR_OK;
   kvr_status status = KVR_OK;
-  const int standard = file->stream == stdout;
   const int failed = fflush(file->stream) != 0 || ferror(file->stream);
   if (failed) status = fail_io(file->path, "write");
-  if (!standard && fclose(file->stream) != 0 && status == KVR_OK)
+  if (file->stream != stdout && fclose(file->stream) != 0 && status == KVR_OK)
     status = fail_io(file->path, "write");
   const int complete = keep && status == KVR_OK;
-  if (!standard && complete && rename(file->temporary, file->path) != 0)
+  if (!file->direct && complete && rename(file->temporary, file->path) != 0)
     status = fail_io(file->path, "rename the temporary file to");
-  if (!standard && (!complete || status != KVR_OK)) remove(file->temporary);
+  if (!file->direct && (!complete || status != KVR_OK)) remove(file->temporary);
   forget(file);
   return status;
 }

@@ -10,9 +10,11 @@
 typedef struct cli_file {
   FILE *stream;
   char *path, *temporary; /* owned; path is "-" for the standard output */
+  int direct;             /* written in place: the standard output, a device, a pipe */
 } cli_file;
 
-/* Opens path for writing; "-" is the standard output. Errors: KVR_E_IO naming path and reason. */
+/* Opens path for writing; "-" is the standard output. What exists and is no regular file is written
+ * in place. Errors: KVR_E_IO naming path and reason. */
 kvr_status cli_file_open(const char *path, cli_file *out);
 /* Closes; renames into place when keep and everything was written, else removes it.
  * Errors: KVR_E_IO. */

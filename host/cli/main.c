@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "cli/outputs.h"
 #include "cli/parse.h"
 
 static const cli_command *const commands[] = {&cli_devices, &cli_doctor, &cli_check, &cli_plan,
@@ -14,6 +15,19 @@ cli_exit cli_report(const char *command, cli_exit code) {
   fflush(stdout);
   fprintf(stderr, "kvring %s: %s\n", command, kvr_error_message());
   return code;
+}
+
+cli_exit cli_exit_of(kvr_status status) {
+  switch (status) {
+  case KVR_OK: return CLI_OK;
+  case KVR_E_SHAPE:
+  case KVR_E_DTYPE:
+  case KVR_E_RANGE:
+  case KVR_E_CAPACITY:
+  case KVR_E_CONFLICT:
+  case KVR_E_LAYOUT: return CLI_USAGE;
+  default: return CLI_FAILED;
+  }
 }
 
 static void print_usage(FILE *out) {
@@ -53,6 +67,8 @@ static cli_exit run(const cli_command *command, int argc, char **argv) {
     print_help(command);
     return CLI_OK;
   }
+  const kvr_status status = cli_outputs_check(&options);
+  if (status != KVR_OK) return cli_report(command->name, cli_exit_of(status));
   return command->run(&options);
 }
 

@@ -7,7 +7,19 @@
 #include "base/error.h"
 #include "cli/parse.h"
 
-typedef enum kind { FLAG, INT, OPTIONAL_INT, BYTES, SEED, REAL, DTYPE, TEXT } kind;
+typedef enum kind {
+  FLAG,
+  INT,
+  OPTIONAL_INT,
+  BYTES,
+  SEED,
+  CAP,
+  SCALE,
+  SECONDS,
+  DTYPE,
+  MATH,
+  TEXT
+} kind;
 
 typedef struct option {
   const char *name;
@@ -17,7 +29,6 @@ typedef struct option {
   const char *standard; /* default, parsed like an argument; NULL: zero. OPTIONAL_INT: no `=` */
   int min, max;         /* INT */
   unsigned commands;
-  bool later; /* not supported yet: only the default is accepted */
   const char *help;
 } option;
 
@@ -31,75 +42,68 @@ enum {
 #define AT(field) offsetof(cli_options, field)
 
 static const option table[] = {
-    {"ranks", "P", INT, AT(ranks), "4", 1, 1024, SHAPE | CLI_CMD_DEVICES, false, "ranks"},
-    {"devices", "LIST", TEXT, AT(devices), NULL, 0, 0, GROUP, false,
+    {"ranks", "P", INT, AT(ranks), "4", 1, 1024, SHAPE | CLI_CMD_DEVICES, "ranks"},
+    {"devices", "LIST", TEXT, AT(devices), NULL, 0, 0, GROUP,
      "devices that ranks take in turn: PLATFORM.DEVICE or part of a name, /N for N sub-devices"},
-    {"copy-queue", NULL, FLAG, AT(copy_queue), NULL, 0, 0, RUN, false,
+    {"copy-queue", NULL, FLAG, AT(copy_queue), NULL, 0, 0, RUN,
      "a second queue per rank for copies"},
-    {"memory-budget", "BYTES", BYTES, AT(memory_budget), "0", 0, 0, SHAPE, false,
+    {"memory-budget", "BYTES", BYTES, AT(memory_budget), "0", 0, 0, SHAPE,
      "device memory of a rank, cache included; 0: its share of the device (K, M, G allowed)"},
-    {"strategy", "NAME", TEXT, AT(strategy), "auto", 0, 0, SHAPE | CLI_CMD_CHECK, false,
+    {"strategy", "NAME", TEXT, AT(strategy), "auto", 0, 0, SHAPE | CLI_CMD_CHECK,
      "a strategy, several with commas (prefill), all, or auto"},
-    {"tokens", "T", INT, AT(tokens), "8192", 0, INT_MAX, SHAPE, false, "new tokens of the prompt"},
-    {"chunk", "CH", INT, AT(chunk), "2048", 1, INT_MAX, SHAPE, false,
+    {"tokens", "T", INT, AT(tokens), "8192", 0, INT_MAX, SHAPE, "new tokens of the prompt"},
+    {"chunk", "CH", INT, AT(chunk), "2048", 1, INT_MAX, SHAPE,
      "new tokens of a request in one step"},
-    {"cached-tokens", "L", INT, AT(cached_tokens), "0", 0, INT_MAX, SHAPE, false,
+    {"cached-tokens", "L", INT, AT(cached_tokens), "0", 0, INT_MAX, SHAPE,
      "tokens already in the cache; without --tokens one chunk follows"},
-    {"requests", "S:L,...", TEXT, AT(requests), NULL, 0, 0, SHAPE, false,
+    {"requests", "S:L,...", TEXT, AT(requests), NULL, 0, 0, SHAPE,
      "several requests, each of S new tokens after L cached ones"},
-    {"page-size", "N", INT, AT(page_size), "16", 1, INT_MAX, SHAPE, false,
-     "tokens in a page of a rank"},
-    {"map", "MAP", TEXT, AT(map), "striped", 0, 0, SHAPE, false,
+    {"page-size", "N", INT, AT(page_size), "16", 1, INT_MAX, SHAPE, "tokens in a page of a rank"},
+    {"map", "MAP", TEXT, AT(map), "striped", 0, 0, SHAPE,
      "who stores which position: striped, paged, contiguous, or the interleave in tokens"},
-    {"weights", "W,W,...", TEXT, AT(weights), NULL, 0, 0, SHAPE, false,
-     "share of the cache of each rank"},
-    {"heads", "NQ", INT, AT(heads), "8", 1, INT_MAX, SHAPE, false, "query heads"},
-    {"kv-heads", "NKV", INT, AT(kv_heads), "2", 1, INT_MAX, SHAPE, false, "KV heads"},
-    {"head-dim", "D", INT, AT(head_dim), "128", 1, 512, SHAPE, false, "head dimension"},
-    {"dtype", "TYPE", DTYPE, AT(dtype), "f32", 0, 0, SHAPE, false,
-     "of q, k, v and cache: f32, f16, bf16"},
-    {"out-dtype", "TYPE", DTYPE, AT(out_dtype), "f32", 0, 0, SHAPE, false, "of the output"},
-    {"causal", "0|1", INT, AT(causal), "1", 0, 1, SHAPE, false,
+    {"weights", "W,W,...", TEXT, AT(weights), NULL, 0, 0, SHAPE, "share of the cache of each rank"},
+    {"heads", "NQ", INT, AT(heads), "8", 1, INT_MAX, SHAPE, "query heads"},
+    {"kv-heads", "NKV", INT, AT(kv_heads), "2", 1, INT_MAX, SHAPE, "KV heads"},
+    {"head-dim", "D", INT, AT(head_dim), "128", 1, 512, SHAPE, "head dimension"},
+    {"dtype", "TYPE", DTYPE, AT(dtype), "f32", 0, 0, SHAPE, "of q, k, v and cache: f32, f16, bf16"},
+    {"out-dtype", "TYPE", DTYPE, AT(out_dtype), "f32", 0, 0, SHAPE, "of the output"},
+    {"causal", "0|1", INT, AT(causal), "1", 0, 1, SHAPE,
      "1: a token sees new tokens up to itself; 0: all of its chunk"},
-    {"tile", "T", INT, AT(tile), "1024", 1, INT_MAX, SHAPE, false,
-     "KV tokens in a block of the ring"},
-    {"query-tile", "R", INT, AT(query_tile), "0", 0, INT_MAX, SHAPE, false,
+    {"tile", "T", INT, AT(tile), "1024", 1, INT_MAX, SHAPE, "KV tokens in a block of the ring"},
+    {"query-tile", "R", INT, AT(query_tile), "0", 0, INT_MAX, SHAPE,
      "query rows of a rank per pass of the ring; 0: all"},
-    {"slots", "K", INT, AT(slots), "2", 2, 1024, SHAPE, false, "KV slots per rank"},
-    {"repeat", "N", INT, AT(repeat), "1", 1, 1000, RUN, false,
+    {"slots", "K", INT, AT(slots), "2", 2, 1024, SHAPE, "KV slots per rank"},
+    {"repeat", "N", INT, AT(repeat), "1", 1, 1000, RUN,
      "runs of every chunk, strategies interleaved; medians are shown"},
-    {"verify", "ROWS", OPTIONAL_INT, AT(verify), "64", 0, INT_MAX, RUN, false,
+    {"verify", "ROWS", OPTIONAL_INT, AT(verify), "64", 0, INT_MAX, RUN,
      "compare with the double-precision reference: the rows at all edges and ROWS random ones"},
-    {"seed", "N", SEED, AT(seed), "1", 0, 0, RUN | CLI_CMD_CHECK, false, "seed of random data"},
-    {"input", "FILE", TEXT, AT(input), NULL, 0, 0, RUN, false,
+    {"seed", "N", SEED, AT(seed), "1", 0, 0, RUN | CLI_CMD_CHECK, "seed of random data"},
+    {"input", "FILE", TEXT, AT(input), NULL, 0, 0, RUN,
      "safetensors with q (T, NQ, D), k and v (T, NKV, D); default: synthetic data"},
-    {"output", "FILE", TEXT, AT(output), NULL, 0, 0, RUN, false,
+    {"output", "FILE", TEXT, AT(output), NULL, 0, 0, RUN,
      "safetensors to write out and lse to (of the first strategy that ran)"},
-    {"json", "FILE", TEXT, AT(json), NULL, 0, 0, ALL, false,
-     "machine-readable result (- for stdout)"},
-    {"trace", "FILE", TEXT, AT(trace), NULL, 0, 0, RUN, false,
-     "Chrome/Perfetto trace of the first run"},
-    {"op-log", "FILE", TEXT, AT(op_log), NULL, 0, 0, RUN, false,
-     "one JSON line per op of the first run"},
-    {"quick", NULL, FLAG, AT(quick), NULL, 0, 0, CLI_CMD_CHECK, false,
+    {"json", "FILE", TEXT, AT(json), NULL, 0, 0, ALL, "machine-readable result (- for stdout)"},
+    {"trace", "FILE", TEXT, AT(trace), NULL, 0, 0, RUN, "Chrome/Perfetto trace of the first run"},
+    {"op-log", "FILE", TEXT, AT(op_log), NULL, 0, 0, RUN, "one JSON line per op of the first run"},
+    {"quick", NULL, FLAG, AT(quick), NULL, 0, 0, CLI_CMD_CHECK,
      "about 200 configurations (default)"},
-    {"full", NULL, FLAG, AT(full), NULL, 0, 0, CLI_CMD_CHECK, false,
-     "at least 2,000 configurations"},
-    {"only", "K", INT, AT(only), "-1", -1, INT_MAX, CLI_CMD_CHECK, false,
+    {"full", NULL, FLAG, AT(full), NULL, 0, 0, CLI_CMD_CHECK, "at least 2,000 configurations"},
+    {"only", "K", INT, AT(only), "-1", -1, INT_MAX, CLI_CMD_CHECK,
      "just case K of this seed, as a failure report names it"},
-    {"window", "W", INT, AT(window), "0", 0, INT_MAX, SHAPE, false,
+    {"window", "W", INT, AT(window), "0", 0, INT_MAX, SHAPE,
      "sliding window, the row itself included; 0: none"},
-    {"soft-cap", "X", REAL, AT(soft_cap), "0", 0, 0, SHAPE, false,
+    {"soft-cap", "X", CAP, AT(soft_cap), "0", 0, 0, SHAPE,
      "logits become X tanh(logit / X); 0: none"},
-    {"sinks", "FILE|random", TEXT, AT(sinks), NULL, 0, 0, SHAPE, true, "attention sinks"},
-    {"q-scale", "X", REAL, AT(q_scale), "1", 0, 0, SHAPE, true, "scale of quantised queries"},
-    {"k-scale", "X", REAL, AT(k_scale), "1", 0, 0, SHAPE, false, "what keys are multiplied by"},
-    {"v-scale", "X", REAL, AT(v_scale), "1", 0, 0, SHAPE, false, "what values are multiplied by"},
-    {"math", "auto|f32|bf16", TEXT, AT(math), "auto", 0, 0, SHAPE, true,
-     "arithmetic of dot products"},
-    {"timeout", "S", INT, AT(timeout), "0", 0, INT_MAX, SHAPE, true,
-     "seconds before a step is given up"},
-    {"help", NULL, FLAG, AT(help), NULL, 0, 0, ALL, false, "this text"},
+    {"sinks", "FILE|random", TEXT, AT(sinks), NULL, 0, 0, SHAPE,
+     "attention sinks, a logit per query head: safetensors with sinks (NQ) in F32, or random"},
+    {"q-scale", "X", SCALE, AT(q_scale), "1", 0, 0, SHAPE,
+     "queries are divided by it and rounded to the cache's type, scores multiplied by it"},
+    {"k-scale", "X", SCALE, AT(k_scale), "1", 0, 0, SHAPE, "what keys are multiplied by"},
+    {"v-scale", "X", SCALE, AT(v_scale), "1", 0, 0, SHAPE, "what values are multiplied by"},
+    {"math", "auto|f32", MATH, AT(math), "auto", 0, 0, SHAPE, "arithmetic of dot products"},
+    {"timeout", "S", SECONDS, AT(timeout), "1800", 0, 0, RUN | CLI_CMD_CHECK,
+     "a step is given up when nothing of it completes for so many seconds"},
+    {"help", NULL, FLAG, AT(help), NULL, 0, 0, ALL, "this text"},
 };
 
 enum { NUM_OPTIONS = sizeof table / sizeof table[0] };
@@ -113,8 +117,11 @@ static kvr_status set(const option *o, const char *what, const char *text, cli_o
   case OPTIONAL_INT: return cli_parse_int(what, text, o->min, o->max, field);
   case BYTES: return cli_parse_bytes(what, text, field);
   case SEED: return cli_parse_seed(what, text, field);
-  case REAL: return cli_parse_real(what, text, field);
+  case CAP: return cli_parse_cap(what, text, field);
+  case SCALE: return cli_parse_scale(what, text, field);
+  case SECONDS: return cli_parse_seconds(what, text, field);
   case DTYPE: return cli_parse_dtype(what, text, field);
+  case MATH: return cli_parse_math(what, text, field);
   default: *(const char **)field = text; return KVR_OK;
   }
 }
@@ -148,13 +155,6 @@ static kvr_status fail_unknown(const char *argument, const char *name, size_t le
   return kvr_fail(KVR_E_RANGE, "unknown option '%.60s'; did you mean --%s?", argument, near);
 }
 
-/* Only the value that does nothing is allowed for options of later versions. */
-static kvr_status check_later(const option *o, const char *text) {
-  if (!o->later || (o->standard != NULL && strcmp(text, o->standard) == 0)) return KVR_OK;
-  return kvr_fail(KVR_E_UNSUPPORTED, "--%s %.40s: %s is not supported yet; leave --%s out", o->name,
-                  text, o->help, o->name);
-}
-
 /* Parses argv[i] and perhaps its argument; returns how many were used in *used. */
 static kvr_status parse_one(int left, char **argv, unsigned command, cli_options *out, int *used) {
   const char *word = argv[0];
@@ -183,7 +183,6 @@ static kvr_status parse_one(int left, char **argv, unsigned command, cli_options
   char what[48];
   snprintf(what, sizeof what, "--%s", o->name);
   KVR_TRY(set(o, what, text, out));
-  if (text != NULL) KVR_TRY(check_later(o, text));
   out->given[row] = true;
   return KVR_OK;
 }
@@ -203,7 +202,7 @@ bool cli_options_given(const cli_options *options, const char *name) {
 void cli_options_help(FILE *out, unsigned command) {
   for (int i = 0; i < NUM_OPTIONS; i++) {
     const option *o = &table[i];
-    if (!(o->commands & command) || o->later) continue;
+    if (!(o->commands & command)) continue;
     char left[64];
     if (o->kind == FLAG)
       snprintf(left, sizeof left, "--%s", o->name);

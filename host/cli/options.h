@@ -38,18 +38,18 @@ typedef struct cli_options {
   const char *input, *output, *json, *trace, *op_log;
   bool quick, full;
   int only;
-  /* Accepted for later versions; anything but the default is refused. */
   int window;
   double soft_cap, q_scale, k_scale, v_scale;
-  const char *sinks, *math;
-  int timeout;
+  const char *sinks; /* a file, "random", or NULL */
+  const char *math;
+  double timeout; /* [seconds] */
   bool help;
   bool given[CLI_MAX_OPTIONS]; /* by row of the table */
 } cli_options;
 
 /* Parses the arguments after the sub-command's name; command is its CLI_CMD_*.
  * Errors: KVR_E_RANGE naming the option, its value, the limit and what to use instead;
- * KVR_E_UNSUPPORTED for options of later versions. */
+ * KVR_E_UNSUPPORTED for what later versions may do. */
 kvr_status cli_options_parse(int argc, char **argv, unsigned command, cli_options *out);
 
 /* Was this option on the command line? Name without dashes. */

@@ -9,12 +9,18 @@
 
 #include "base/arith.h"
 #include "base/error.h"
+#include "kvring/group.h"
+
+/* strto* skip blanks, and would read a number out of "  7". */
+static bool starts_a_number(const char *text) {
+  return text[0] != '\0' && strchr("+-.0123456789", text[0]) != NULL;
+}
 
 kvr_status cli_parse_int(const char *what, const char *text, int min, int max, int *out) {
   char *end;
   errno = 0;
   const long long value = strtoll(text, &end, 10);
-  if (end == text || *end != '\0' || text[0] == ' ')
+  if (end == text || *end != '\0' || !starts_a_number(text))
     return kvr_fail(KVR_E_RANGE, "%s is '%.40s', which is not a whole number; use %d..%d", what,
                     text, min, max);
   if (errno == ERANGE || value < min || value > max)
@@ -54,11 +60,46 @@ kvr_status cli_parse_bytes(const char *what, const char *text, size_t *out) {
   return KVR_OK;
 }
 
-kvr_status cli_parse_real(const char *what, const char *text, double *out) {
+static kvr_status parse_real(const char *what, const char *text, double *out) {
   char *end;
   const double value = strtod(text, &end);
-  if (end == text || *end != '\0' || !isfinite(value))
-    return kvr_fail(KVR_E_RANGE, "%s is '%.40s', which is not a finite number", what, text);
+  if (end == text || *end != '\0' || !starts_a_number(text) || !isfinite(value))
+    return kvr_fail(KVR_E_RANGE, "%s is '%.40s', which is not a finite number; use e.g. 0.5", what,
+                    text);
+  *out = value;
+  return KVR_OK;
+}
+
+/* Sizes that f32 holds with room for products of a few of them. */
+#define SMALLEST 1e-18
+#define LARGEST 1e18
+
+kvr_status cli_parse_cap(const char *what, const char *text, double *out) {
+  double value;
+  KVR_TRY(parse_real(what, text, &value));
+  if (value != 0 && !(value >= SMALLEST && value <= LARGEST))
+    return kvr_fail(KVR_E_RANGE, "%s is %.40s; it must be in %g..%g, or 0 for none", what, text,
+                    SMALLEST, LARGEST);
+  *out = value;
+  return KVR_OK;
+}
+
+kvr_status cli_parse_scale(const char *what, const char *text, double *out) {
+  double value;
+  KVR_TRY(parse_real(what, text, &value));
+  if (!(fabs(value) >= SMALLEST && fabs(value) <= LARGEST))
+    return kvr_fail(KVR_E_RANGE, "%s is %.40s; its size must be in %g..%g; use 1 for no scale",
+                    what, text, SMALLEST, LARGEST);
+  *out = value;
+  return KVR_OK;
+}
+
+kvr_status cli_parse_seconds(const char *what, const char *text, double *out) {
+  double value;
+  KVR_TRY(parse_real(what, text, &value));
+  if (!(value > 0 && value <= KVR_MAX_TIMEOUT))
+    return kvr_fail(KVR_E_RANGE, "%s is %.40s; it must be more than 0 and at most %g seconds", what,
+                    text, KVR_MAX_TIMEOUT);
   *out = value;
   return KVR_OK;
 }
@@ -70,6 +111,17 @@ kvr_status cli_parse_dtype(const char *what, const char *text, kvr_dtype *out) {
       return KVR_OK;
     }
   return kvr_fail(KVR_E_RANGE, "%s is '%.40s'; use f32, f16 or bf16", what, text);
+}
+
+kvr_status cli_parse_math(const char *what, const char *text, const char **out) {
+  if (strcmp(text, "bf16") == 0)
+    return kvr_fail(KVR_E_UNSUPPORTED,
+                    "%s is bf16: dot products in bf16 are not supported yet; use auto or f32",
+                    what);
+  if (strcmp(text, "auto") != 0 && strcmp(text, "f32") != 0)
+    return kvr_fail(KVR_E_RANGE, "%s is '%.40s'; use auto or f32", what, text);
+  *out = text;
+  return KVR_OK;
 }
 
 /* Edit distance of two short words (Levenshtein, with one row of the table). */

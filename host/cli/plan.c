@@ -68,12 +68,13 @@ static cJSON *candidate_json(const candidate *c) {
   return item;
 }
 
-static kvr_status show(const cli_options *o, const kvr_problem *problem, const char *choice,
-                       const char *reason) {
+static kvr_status show(const cli_options *o, const cli_shape *shape, const kvr_problem *problem,
+                       const char *choice, const char *reason) {
   const bool print = o->json == NULL || strcmp(o->json, "-") != 0;
   cJSON *root = cJSON_CreateObject();
   cJSON_AddStringToObject(root, "choice", choice);
   cJSON_AddStringToObject(root, "reason", reason);
+  cli_shape_json(o, shape, root);
   cJSON *list = cJSON_AddArrayToObject(root, "candidates");
   if (print) print_step(problem);
   for (int i = 0; i < kvr_num_strategies(); i++) {
@@ -98,22 +99,21 @@ static kvr_status plan(const cli_options *o, const cli_shape *shape, kvr_request
   const char *choice;
   char reason[256] = "";
   KVR_TRY(kvr_choose(&problem, &options, o->memory_budget, &choice, reason, sizeof reason));
-  return show(o, &problem, choice, reason);
+  return show(o, shape, &problem, choice, reason);
 }
 
 static cli_exit run(const cli_options *options) {
   const cli_given_shape no_file = {0};
   cli_shape shape;
-  if (cli_shape_init(options, &no_file, &shape) != KVR_OK) return cli_report("plan", CLI_USAGE);
+  kvr_status status = cli_shape_init(options, &no_file, &shape);
+  if (status != KVR_OK) return cli_report("plan", cli_exit_of(status));
   kvr_request *requests = calloc((size_t)shape.num_requests, sizeof *requests);
   cli_exit code = CLI_OK;
-  kvr_status status = KVR_E_OOM;
   if (requests != NULL)
     status = plan(options, &shape, requests);
   else
-    (void)kvr_fail(KVR_E_OOM, "no host memory for requests");
-  if (status != KVR_OK)
-    code = cli_report("plan", status == KVR_E_OOM || status == KVR_E_IO ? CLI_FAILED : CLI_USAGE);
+    status = kvr_fail(KVR_E_OOM, "no host memory for requests");
+  if (status != KVR_OK) code = cli_report("plan", cli_exit_of(status));
   free(requests);
   cli_shape_fini(&shape);
   return code;

@@ -47,15 +47,6 @@ static kvr_status run_steps(cli_prefill_job *job) {
   return job->options->verify > 0 ? cli_cache_compare(job) : KVR_OK;
 }
 
-static kvr_status write_files(cli_prefill_job *job) {
-  const cli_options *o = job->options;
-  if (o->output != NULL) KVR_TRY(write_output(job));
-  if (o->trace != NULL) KVR_TRY(kvr_trace_write(job->trace, o->trace));
-  if (o->op_log != NULL) KVR_TRY(cli_file_close(&job->op_log, 1));
-  if (o->json != NULL) KVR_TRY(cli_prefill_json(job, o->json));
-  return KVR_OK;
-}
-
 /* Fails with a message that names the first strategy that is wrong. */
 static kvr_status judge(const cli_prefill_job *job) {
   for (int i = 0; i < job->num_runs; i++) {
@@ -73,21 +64,29 @@ static kvr_status judge(const cli_prefill_job *job) {
   return KVR_OK;
 }
 
+/* Reports are written of wrong results too, the output only of right ones. */
+static kvr_status write_files(cli_prefill_job *job) {
+  const cli_options *o = job->options;
+  if (o->trace != NULL) KVR_TRY(kvr_trace_write(job->trace, o->trace));
+  if (o->op_log != NULL) KVR_TRY(cli_file_close(&job->op_log, 1));
+  if (o->json != NULL) KVR_TRY(cli_prefill_json(job, o->json));
+  KVR_TRY(judge(job));
+  return o->output != NULL ? write_output(job) : KVR_OK;
+}
+
 static kvr_status work(cli_prefill_job *job) {
-  KVR_TRY(cli_prefill_start(job));
   KVR_TRY(run_steps(job));
   if (job->options->json == NULL || strcmp(job->options->json, "-") != 0) cli_prefill_print(job);
-  KVR_TRY(write_files(job));
-  return judge(job);
+  return write_files(job);
 }
 
 static cli_exit run(const cli_options *options) {
   cli_prefill_job job = {.options = options};
   cli_exit code = CLI_OK;
-  const kvr_status shapes = cli_prefill_shapes(&job);
-  if (shapes != KVR_OK)
-    code =
-        cli_report("prefill", shapes == KVR_E_IO || shapes == KVR_E_OOM ? CLI_FAILED : CLI_USAGE);
+  kvr_status status = cli_prefill_shapes(&job);
+  if (status == KVR_OK) status = cli_prefill_start(&job);
+  if (status != KVR_OK)
+    code = cli_report("prefill", cli_exit_of(status));
   else if (work(&job) != KVR_OK) {
     cli_progress_end(&job.progress);
     code = cli_report("prefill", CLI_FAILED);

@@ -232,6 +232,7 @@ kvr_status cli_prefill_json(const cli_prefill_job *job, const char *path) {
     cJSON_AddStringToObject(root, "driver", device.driver);
   }
   cJSON_AddNumberToObject(root, "ranks", job->shape.cache.num_ranks);
+  cli_shape_json(job->options, &job->shape, root);
   cJSON_AddNumberToObject(root, "verified_rows", (double)job->verified_rows);
   cli_json_number(root, "max_abs_v", job->max_v);
   cJSON *strategies = cJSON_AddArrayToObject(root, "strategies");

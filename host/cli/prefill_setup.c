@@ -25,6 +25,7 @@ kvr_status cli_prefill_shapes(cli_prefill_job *job) {
   const cli_options *o = job->options;
   cli_given_shape given = {0};
   if (o->input != NULL) KVR_TRY(cli_data_open(o->input, &job->data, &given));
+  if (o->input != NULL && o->verify > 0) KVR_TRY(cli_data_check_finite(o->input, &job->data));
   KVR_TRY(cli_shape_init(o, &given, &job->shape));
   cli_shape *s = &job->shape;
   kvr_request *requests = calloc((size_t)s->num_requests, sizeof *requests);
@@ -170,7 +171,8 @@ kvr_status cli_prefill_start(cli_prefill_job *job) {
                                .num_ranks = o->ranks,
                                .devices = o->devices,
                                .copy_queue = o->copy_queue,
-                               .memory_budget = o->memory_budget};
+                               .memory_budget = o->memory_budget,
+                               .timeout = o->timeout};
   KVR_TRY(cli_data_prepare(&job->data, &job->shape, o->seed));
   KVR_TRY(list_runs(job));
   KVR_TRY(allocate_step(job));

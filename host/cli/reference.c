@@ -2,6 +2,7 @@
  * the inner loops run over constant lengths and the compiler vectorises them. */
 #include "cli/reference.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,10 @@
 #include "cli/convert.h"
 
 enum { KEYS = 128, LANES = 4, MAX_DIM = 512 };
+
+/* Probabilities below 2^-127 of the largest are 0 in f32: a sink far above all scores leaves an
+ * output that f32 cannot hold, and that no tolerance relative to it allows to be 0. */
+#define SMALLEST 1e-37
 
 typedef struct work {
   double kt[KEYS / LANES][MAX_DIM][LANES]; /* keys of a block, transposed */
@@ -86,12 +91,27 @@ static void attend_block(const cli_reference *r, const unsigned char *hidden, in
   add_values(w->score, w->v, num, r->head_dim, s->acc);
 }
 
+/* The kernels multiply by the f32 reciprocal, and so does this: where a quotient lies next to a
+ * rounding boundary of a narrow type, a division could end on the other side. */
+static void quantise(const cli_reference *r, float *row) {
+  static const float largest[KVR_NUM_DTYPES] = {FLT_MAX, 65504.0f, 0x1.fep127f};
+  char rounded[MAX_DIM * sizeof(float)];
+  const float inverse = (float)(1 / r->q_scale), top = largest[r->dtype];
+  for (int d = 0; d < r->head_dim; d++) row[d] = fmaxf(-top, fminf(top, row[d] * inverse));
+  cli_from_float(r->dtype, row, (size_t)r->head_dim, rounded);
+  cli_to_float(r->dtype, rounded, (size_t)r->head_dim, row);
+}
+
 static void start_row(const cli_reference *r, const cli_reference_row *row, int head, work *w,
                       running *s) {
+  const bool scaled = r->q_scale != 0 && r->q_scale != 1;
   memset(s, 0, sizeof *s);
-  s->m = -HUGE_VAL;
+  s->m = r->sinks != NULL ? (double)r->sinks[head] : -HUGE_VAL;
+  s->l = s->m > -HUGE_VAL ? 1 : 0;
   load_row(r, row->q, (size_t)head, w->row);
-  for (int d = 0; d < r->head_dim; d++) s->q[d] = r->scale * (double)w->row[d];
+  if (scaled) quantise(r, w->row);
+  const double scale = scaled ? r->scale * r->q_scale : r->scale;
+  for (int d = 0; d < r->head_dim; d++) s->q[d] = scale * (double)w->row[d];
 }
 
 static void finish_row(const cli_reference *r, const running *s, double *out, double *lse) {
@@ -175,7 +195,9 @@ void cli_compare_row(const cli_compared *c, cli_error *error) {
   const double lse_tolerance = 1e-5, rounding = cli_rounding(c->out_dtype);
   double square = 0;
   for (int d = 0; d < c->head_dim; d++) square += c->ref[d] * c->ref[d];
-  const double rms = sqrt(square / c->head_dim), tolerance = fmin(2e-5 * c->max_v, 1e-3 * rms);
+  const double rms = sqrt(square / c->head_dim);
+  double tolerance = fmin(2e-5 * c->max_v, 1e-3 * rms);
+  if (rms > 0) tolerance = fmax(tolerance, SMALLEST);
   float part[PIECE];
   for (int d0 = 0; d0 < c->head_dim; d0 += PIECE) {
     const int num = kvr_min(PIECE, c->head_dim - d0);

@@ -10,8 +10,10 @@
 /* K and V of one request, (tokens, num_kv_heads, head_dim) each, as rounded to dtype. */
 typedef struct cli_reference {
   int num_q_heads, num_kv_heads, head_dim;
-  double scale;       /* of scores, that of stored keys included */
+  double scale;       /* of scores, that of stored keys included, that of queries not */
+  double q_scale;     /* queries are divided by it and rounded to dtype, scores multiplied; 0: 1 */
   double soft_cap;    /* 0: none */
+  const float *sinks; /* (num_q_heads) logits of one more key without a value; NULL: none */
   double value_scale; /* 0: 1 */
   kvr_dtype dtype;
   const void *k, *v;
@@ -36,7 +38,7 @@ double cli_max_abs(kvr_dtype dtype, const void *x, size_t num);
 
 /* How far outputs are from the reference. The tolerances are those of f32 accumulation: an element
  * may be off by 2e-5 max|V| and by 1e-3 of the RMS of its reference row, plus the rounding of the
- * output's dtype; an LSE by 1e-5 relative to max(1, |LSE|). */
+ * output's dtype and what f32 cannot hold; an LSE by 1e-5 relative to max(1, |LSE|). */
 typedef struct cli_error {
   double max_abs; /* largest |out - reference| */
   double max_lse; /* largest LSE error, relative to max(1, |LSE|) */

@@ -7,6 +7,7 @@
 #include "base/arith.h"
 #include "base/error.h"
 #include "cli/parse.h"
+#include "cli/sinks.h"
 
 /* An option that repeats what the file says must agree with it. */
 static kvr_status agree(const cli_options *o, const char *name, int value, int in_file, int *out) {
@@ -165,6 +166,7 @@ static kvr_status fill(const cli_options *o, const cli_given_shape *f, cli_shape
                               .interleave = 1};
   s->window = o->window;
   s->soft_cap = (float)o->soft_cap;
+  s->q_scale = (float)o->q_scale;
   s->k_scale = (float)o->k_scale;
   s->v_scale = (float)o->v_scale;
   s->out_dtype = o->out_dtype;
@@ -181,6 +183,7 @@ static kvr_status fill(const cli_options *o, const cli_given_shape *f, cli_shape
                                 .out_dtype = s->out_dtype,
                                 .causal = s->causal};
   KVR_TRY(kvr_problem_check(&map_only, NULL));
+  KVR_TRY(cli_sinks_load(o->sinks, s->num_q_heads, o->seed, &s->sinks));
   count_pages_and_steps(s);
   return KVR_OK;
 }
@@ -195,6 +198,7 @@ kvr_status cli_shape_init(const cli_options *options, const cli_given_shape *fil
 void cli_shape_fini(cli_shape *shape) {
   free(shape->weights);
   free(shape->requests);
+  free(shape->sinks);
   memset(shape, 0, sizeof *shape);
 }
 
@@ -213,6 +217,8 @@ kvr_problem cli_shape_problem(const cli_shape *s, const kvr_request *requests) {
                        .causal = s->causal,
                        .window = s->window,
                        .soft_cap = s->soft_cap,
+                       .sinks = s->sinks,
+                       .q_scale = s->q_scale,
                        .k_scale = s->k_scale,
                        .v_scale = s->v_scale,
                        .num_requests = s->num_requests,

@@ -9,7 +9,7 @@
 
 enum { CLI_NORMAL_BINS = 4096 };
 
-typedef enum cli_tensor_id { CLI_Q, CLI_K, CLI_V } cli_tensor_id;
+typedef enum cli_tensor_id { CLI_Q, CLI_K, CLI_V, CLI_SINKS } cli_tensor_id;
 
 typedef struct cli_synthetic {
   uint64_t seed;

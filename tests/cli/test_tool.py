@@ -55,7 +55,7 @@ def test_usage(_):
         kvring(command, "--help", has="--json")
     kvring("prefill", "--rank", 2, code=2, has="did you mean --ranks?")
     kvring("prefill", "--ranks", 0, code=2, has="1..1024")
-    kvring("prefill", "--sinks", "random", code=2, has="not supported yet")
+    kvring("prefill", "--math", "bf16", code=2, has="not supported yet")
     kvring("prefill", "--ranks", 3, "--tokens", 200, "--chunk", 60, "--window", 37, "--soft-cap", 5,
            "--v-scale", 2, "--tile", 16, "--strategy", "all", "--verify")
     kvring("prefill", "--strategy", "rinng", code=2, has="rinng")

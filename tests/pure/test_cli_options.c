@@ -63,6 +63,7 @@ static void test_strict_numbers(void **state) {
   (void)state;
   FAILS(KVR_E_RANGE, "'4x'", "--ranks", "4x");
   FAILS(KVR_E_RANGE, "''", "--ranks", "");
+  FAILS(KVR_E_RANGE, "'\t4'", "--ranks", "\t4");
   FAILS(KVR_E_RANGE, "1..1024", "--ranks", "0");
   FAILS(KVR_E_RANGE, "1..1024", "--ranks", "99999999999999999999");
   FAILS(KVR_E_RANGE, "whole number", "--seed", "-1");
@@ -86,22 +87,51 @@ static void test_names_the_nearest(void **state) {
   assert_null(cli_nearest("qqqqqqq", names, 3));
 }
 
-static void test_refuses_what_comes_later(void **state) {
+static void test_masks(void **state) {
   (void)state;
   cli_options o;
-  FAILS(KVR_E_UNSUPPORTED, "not supported yet", "--q-scale", "0.5");
-  FAILS(KVR_E_UNSUPPORTED, "not supported yet", "--math", "bf16");
-  FAILS(KVR_E_UNSUPPORTED, "not supported yet", "--sinks", "random");
-  assert_int_equal(PARSE(&o, "--window", "128", "--math", "auto"), KVR_OK);
+  assert_int_equal(PARSE(&o, NULL), KVR_OK);
+  assert_int_equal(o.window, 0);
+  assert_true(o.soft_cap == 0 && o.q_scale == 1 && o.k_scale == 1 && o.v_scale == 1);
+  assert_true(o.timeout == KVR_DEFAULT_TIMEOUT);
+  assert_null(o.sinks);
+  assert_int_equal(PARSE(&o, "--sinks=random", "--q-scale=-0.5", "--soft-cap=2e1"), KVR_OK);
+  assert_string_equal(o.sinks, "random");
+  assert_true(o.q_scale == -0.5 && o.soft_cap == 20);
+  assert_int_equal(PARSE(&o, "--window", "128", "--timeout=1e6"), KVR_OK);
+  assert_true(o.window == 128 && o.timeout == KVR_MAX_TIMEOUT);
+  FAILS(KVR_E_RANGE, "0..2147483647", "--window", "-1");
+  FAILS(KVR_E_RANGE, "-3; it must be in", "--soft-cap", "-3");
+  FAILS(KVR_E_RANGE, "or 0 for none", "--soft-cap", "1e-300");
+  FAILS(KVR_E_RANGE, "use 1 for no scale", "--q-scale", "0");
+  FAILS(KVR_E_RANGE, "1e300; its size must be in", "--k-scale", "1e300");
+  FAILS(KVR_E_RANGE, "not a finite number", "--v-scale", "nan");
+  FAILS(KVR_E_RANGE, "not a finite number", "--v-scale", "inf");
+  FAILS(KVR_E_RANGE, "not a finite number", "--v-scale", " 1");
+}
+
+static void test_timeout(void **state) {
+  (void)state;
+  FAILS(KVR_E_RANGE, "--timeout is 0; it must be more than 0 and at most 1e+06", "--timeout", "0");
+  FAILS(KVR_E_RANGE, "more than 0", "--timeout", "-1");
+  FAILS(KVR_E_RANGE, "at most 1e+06", "--timeout", "1000001");
+}
+
+static void test_math(void **state) {
+  (void)state;
+  cli_options o;
+  assert_int_equal(PARSE(&o, "--math", "auto"), KVR_OK);
+  assert_int_equal(PARSE(&o, "--math=f32"), KVR_OK);
+  FAILS(KVR_E_UNSUPPORTED, "use auto or f32", "--math", "bf16");
+  FAILS(KVR_E_RANGE, "'f64'; use auto or f32", "--math", "f64");
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_defaults),
-      cmocka_unit_test(test_values),
-      cmocka_unit_test(test_strict_numbers),
-      cmocka_unit_test(test_names_the_nearest),
-      cmocka_unit_test(test_refuses_what_comes_later),
+      cmocka_unit_test(test_defaults),       cmocka_unit_test(test_values),
+      cmocka_unit_test(test_strict_numbers), cmocka_unit_test(test_names_the_nearest),
+      cmocka_unit_test(test_masks),          cmocka_unit_test(test_timeout),
+      cmocka_unit_test(test_math),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -117,6 +117,56 @@ static void test_reference(void **state) {
   }
 }
 
+/* One key of logit 0 and value 1, and a sink, by hand; then a row that sees the sink alone. */
+static void test_reference_sinks(void **state) {
+  (void)state;
+  static const float k[2] = {0, 0}, v[2] = {1, 1}, q[2] = {1, 1};
+  const float sinks[2] = {0, -HUGE_VALF};
+  const cli_reference r = {.num_q_heads = 2,
+                           .num_kv_heads = 1,
+                           .head_dim = 1,
+                           .scale = 1,
+                           .value_scale = 3,
+                           .sinks = sinks,
+                           .k = k,
+                           .v = v};
+  const cli_reference_row rows[2] = {{.q = q, .end = 1, .head_step = 1},
+                                     {.q = q, .end = 0, .head_step = 1}};
+  double out[4], lse[4];
+  assert_int_equal(cli_reference_run(&r, rows, 2, out, lse), KVR_OK);
+  assert_true(out[0] == 1.5 && fabs(lse[0] - log(2)) < 1e-15);
+  assert_true(out[1] == 3 && lse[1] == 0);
+  assert_true(out[2] == 0 && lse[2] == 0);
+  assert_true(out[3] == 0 && lse[3] == -HUGE_VAL);
+}
+
+/* A query of bf16 that a scale makes inexact: 1 / 3 is not a number of bf16. */
+static void test_reference_quantises(void **state) {
+  (void)state;
+  const uint16_t one = cli_float_to_bfloat(1), q[1] = {one};
+  const uint16_t k[2] = {0, one}, v[2] = {0, one};
+  cli_reference r = {.num_q_heads = 1,
+                     .num_kv_heads = 1,
+                     .head_dim = 1,
+                     .scale = 1,
+                     .q_scale = 3,
+                     .dtype = KVR_BF16,
+                     .k = k,
+                     .v = v};
+  const cli_reference_row row = {.q = q, .end = 2, .head_step = 1};
+  double out, lse = 0;
+  assert_int_equal(cli_reference_run(&r, &row, 1, &out, &lse), KVR_OK);
+  const double quantised = 3 * (double)cli_bfloat_to_float(cli_float_to_bfloat(1 / 3.0f));
+  assert_true(fabs(quantised - 1) > 1e-4); /* or this would test nothing */
+  assert_true(fabs(lse - log(1 + exp(quantised))) < 1e-14);
+  r.q_scale = 1e-18; /* clipped to the largest number of bf16 */
+  r.scale = 1e-20;
+  const uint16_t big[1] = {cli_float_to_bfloat(0x1p100f)};
+  const cli_reference_row far = {.q = big, .end = 2, .head_step = 1};
+  assert_int_equal(cli_reference_run(&r, &far, 1, &out, &lse), KVR_OK);
+  assert_true(fabs(lse - log(1 + exp(1e-38 * 0x1.fep127))) < 1e-12);
+}
+
 static double factor_of(const float *out, float lse) {
   static const double ref[4] = {0.5, -0.25, 1, 0};
   const cli_compared c = {out, KVR_F32, lse, ref, 2.0, 4, 3.0};
@@ -193,9 +243,10 @@ static void test_bytes(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_half_and_back), cmocka_unit_test(test_bfloat),
-      cmocka_unit_test(test_synthetic),     cmocka_unit_test(test_reference),
-      cmocka_unit_test(test_comparison),    cmocka_unit_test(test_map),
+      cmocka_unit_test(test_half_and_back),   cmocka_unit_test(test_bfloat),
+      cmocka_unit_test(test_synthetic),       cmocka_unit_test(test_reference),
+      cmocka_unit_test(test_reference_sinks), cmocka_unit_test(test_reference_quantises),
+      cmocka_unit_test(test_comparison),      cmocka_unit_test(test_map),
       cmocka_unit_test(test_bytes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
