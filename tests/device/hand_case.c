@@ -56,6 +56,26 @@ double hand_position(int request, int position, int head, int dim) {
   return position;
 }
 
+static double scramble(uint64_t request, int position, int head, int dim) {
+  uint64_t state = ((request * 1000003 + (uint64_t)position) * 1009 + (uint64_t)head) * 521;
+  state += (uint64_t)dim;
+  return (double)(case_random(&state) % 2001) / 500.0 - 2.0;
+}
+
+static double in_f32(double x) { return (double)(float)x; }
+
+double hand_scrambled(int request, int position, int head, int dim) {
+  return in_f32(scramble((uint64_t)request, position, head, dim));
+}
+
+double hand_scrambled_value(int request, int position, int head, int dim) {
+  return in_f32(scramble((uint64_t)request + 100, position, head, dim));
+}
+
+double hand_scrambled_query(int request, int position, int head, int dim) {
+  return in_f32(3.0 * scramble((uint64_t)request + 200, position, head, dim));
+}
+
 static void put_keys(pure_case *c, hand_value *k, hand_value *v) {
   const int NKV = c->problem.cache.num_kv_heads, D = c->problem.cache.head_dim;
   for (int i = 0; i < c->problem.num_requests; i++) {
@@ -132,7 +152,7 @@ void hand_run_on(pure_case *c, hand_prepare *prepare, hand_check *check, const v
   for (int i = 0; i <= kvr_num_strategies(); i++) {
     const char *strategy = i < kvr_num_strategies() ? kvr_strategy_name(i) : "auto";
     if (strcmp(strategy, "current-only") == 0 && has_cache(c)) continue;
-    const hand_step step = {c, &run, strategy};
+    const hand_step step = {c, &run, strategy, i};
     device_run_rewind(&run, c);
     put_pools(&run, c, pools);
     if (device_run_step(&run, c, strategy) != KVR_OK)
@@ -174,4 +194,26 @@ void hand_expect_out(const hand_step *s, int token, int head, double want, doubl
 void hand_expect_lse(const hand_step *s, int token, int head, double want, double tolerance) {
   expect(s, "LSE", token, head, (double)s->run->lse[token * s->c->problem.num_q_heads + head], want,
          tolerance);
+}
+
+void hand_expect_same(const hand_step *s, const void *data) {
+  const hand_outputs *o = data;
+  const size_t n = (size_t)s->c->num_tokens * (size_t)s->c->problem.num_q_heads *
+                   (size_t)s->c->problem.cache.head_dim;
+  float **first = ((hand_outputs *)data)->first + (o->any_strategy ? 0 : s->index);
+  assert_true(s->index < HAND_MAX_STRATEGIES);
+  if (*first == NULL) {
+    *first = malloc((n + 1) * sizeof **first);
+    assert_non_null(*first);
+    memcpy(*first, s->run->out, n * sizeof **first);
+  }
+  for (size_t i = 0; i < n; i++)
+    if (!(fabs((double)s->run->out[i] - (double)(*first)[i]) <= o->tolerance))
+      fail_msg("P %d, %s: element %zu is %.9g, was %.9g", s->c->problem.cache.num_ranks,
+               s->strategy, i, (double)s->run->out[i], (double)(*first)[i]);
+}
+
+void hand_outputs_fini(hand_outputs *o) {
+  for (int i = 0; i < HAND_MAX_STRATEGIES; i++) free(o->first[i]);
+  *o = (hand_outputs){.tolerance = o->tolerance};
 }

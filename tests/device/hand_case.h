@@ -22,6 +22,8 @@ typedef double hand_value(int request, int position, int head, int dim);
 hand_value hand_zero;
 /* The position: V[t] = t. */
 hand_value hand_position;
+/* Different everywhere, between -2 and 2; queries are three times as large. */
+hand_value hand_scrambled, hand_scrambled_value, hand_scrambled_query;
 
 /* Data by formula and the dense answer in double precision. Release with case_free. */
 void hand_fill(pure_case *c, hand_value *q, hand_value *k, hand_value *v);
@@ -30,10 +32,12 @@ void hand_fill_random(pure_case *c, uint64_t seed);
 
 /* A step that was run. */
 typedef struct hand_step {
-  const pure_case *c;
-  const device_run *run;
+  pure_case *c;
+  device_run *run;
   const char *strategy;
+  int index; /* of the strategy; auto comes last */
 } hand_step;
+enum { HAND_MAX_STRATEGIES = 16 }; /* auto included */
 typedef void hand_check(const hand_step *step, const void *data);
 
 /* Runs the step under every strategy that can serve it, and auto, each time on the same pools;
@@ -51,5 +55,13 @@ void hand_run_formula(pure_case *c, hand_value *q, hand_value *k, hand_value *v,
  */
 void hand_expect_out(const hand_step *step, int token, int head, double want, double tolerance);
 void hand_expect_lse(const hand_step *step, int token, int head, double want, double tolerance);
+/* Output of all tokens against `want`, which the first step of an index fills (zeros before). */
+typedef struct hand_outputs {
+  float *first[HAND_MAX_STRATEGIES]; /* owned; NULL before */
+  double tolerance;                  /* 0: the bits are the same */
+  bool any_strategy;                 /* the first step of all instead */
+} hand_outputs;
+void hand_expect_same(const hand_step *step, const void *outputs);
+void hand_outputs_fini(hand_outputs *outputs);
 
 #endif

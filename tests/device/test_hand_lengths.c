@@ -1,0 +1,187 @@
+/* Lengths that are no multiple of anything, empty requests, and LSE whatever the lengths: whole
+ * steps, for every strategy and several P. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "hand_case.h"
+
+enum { D = 8 };
+
+/* ---- lengths ---- */
+
+/* Four tokens of 1 and three of 2; queries, keys and values alike. */
+static double ones_then_twos(int request, int position, int head, int dim) {
+  (void)request, (void)head, (void)dim;
+  return position < 4 ? 1.0 : 2.0;
+}
+
+static void expect_seven_keys(const hand_step *s, const void *data) {
+  const int L = *(const int *)data;
+  for (int t = 0; t < s->c->num_tokens; t++)
+    hand_expect_out(s, t, 0, L + t < 4 ? 1.926949 : 1.995364, 2e-6);
+}
+
+/* Without the last token the rows would be 1.894285 and 1.993062. */
+static void no_token_is_lost_when_p_does_not_divide_the_length(void **state) {
+  (void)state;
+  for (int i = 0; i < HAND_NUM_RANKS; i++)
+    for (int L = 0; L < 7; L++) {
+      pure_case c = hand_case(hand_ranks[i], L, 7 - L, 1, 1, D);
+      c.problem.causal = 0;
+      hand_run_formula(&c, ones_then_twos, ones_then_twos, ones_then_twos, expect_seven_keys, &L);
+    }
+}
+
+/* S below 2 P: some chunks are empty. */
+static void fewer_tokens_than_chunks_give_what_one_rank_gives(void **state) {
+  (void)state;
+  for (int S = 1; S <= 2 * 8 + 1; S++)
+    for (int L = 0; L <= 5; L += 5) {
+      hand_outputs one_rank = {.tolerance = 5e-6 * 2, .any_strategy = true};
+      for (int i = 0; i < HAND_NUM_RANKS; i++) {
+        pure_case c = hand_case(hand_ranks[i], L, S, 2, 1, D);
+        if (S <= 2 * hand_ranks[i] + 1 || i == 0)
+          hand_run_formula(&c, hand_scrambled_query, hand_scrambled, hand_scrambled_value,
+                           hand_expect_same, &one_rank);
+      }
+      hand_outputs_fini(&one_rank);
+    }
+}
+
+static void expect_same_bits_again(const hand_step *s, const void *data) {
+  (void)data;
+  const size_t bytes = (size_t)(s->c->num_tokens * s->c->problem.num_q_heads * D) * sizeof(float);
+  float *first = malloc(bytes);
+  assert_non_null(first);
+  memcpy(first, s->run->out, bytes);
+  device_run_rewind(s->run, s->c);
+  device_ok(device_run_step(s->run, s->c, s->strategy), s->strategy);
+  assert_memory_equal(s->run->out, first, bytes);
+  free(first);
+}
+
+/* The first step meets memory that nobody wrote, the second what the first left there. */
+static void lengths_beside_a_block_are_right_and_repeat_bits(void **state) {
+  (void)state;
+  static const int lengths[] = {1, 2, 31, 32, 33, 63, 64, 65, 127, 129, 1000};
+  enum { NUM = sizeof lengths / sizeof *lengths };
+  for (int kv = 0; kv < NUM; kv++)
+    for (int q = 0; q <= kv; q++)
+      for (int i = (kv + q) % 3; i < HAND_NUM_RANKS; i += 3) {
+        pure_case c = hand_case(hand_ranks[i], lengths[kv] - lengths[q], lengths[q], 2, 1, D);
+        c.options.tile = 32;
+        c.problem.cache.page_size = 16;
+        c.sample = lengths[q] > 100 ? 13 : 1;
+        hand_run_formula(&c, hand_scrambled_query, hand_scrambled, hand_scrambled_value,
+                         expect_same_bits_again, NULL);
+      }
+}
+
+/* ---- LSE ---- */
+
+static void expect_last_lse(const hand_step *s, const void *data) {
+  hand_expect_lse(s, s->c->num_tokens - 1, 0, *(const double *)data, 1e-5);
+}
+
+static void lse_of_a_hundred_thousand_keys_is_natural(void **state) {
+  (void)state;
+  const double want = 11.512925;
+  for (int i = 0; i < HAND_NUM_RANKS; i++)
+    for (int S = 1; S <= (i % 3 == 0 ? 40 : 1); S += 39) {
+      pure_case c = hand_case(hand_ranks[i], 100000 - S, S, 1, 1, D);
+      c.options.tile = 4096;
+      c.problem.cache.page_size = 64;
+      c.sample = S;
+      hand_run_formula(&c, hand_zero, hand_zero, hand_position, expect_last_lse, &want);
+    }
+}
+
+/* One row with all keys cached, or the last row of many: few rows and many rows are served by
+ * different shapes of the kernel. */
+static void lse_does_not_depend_on_how_many_rows_there_are(void **state) {
+  (void)state;
+  static const int rows[] = {1, 20, 100, 600};
+  double want = NAN;
+  for (int i = 0; i < HAND_NUM_RANKS; i++)
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+      pure_case c = hand_case(hand_ranks[i], 700 - rows[k], rows[k], 1, 1, D);
+      c.options.tile = 50;
+      c.sample = rows[k];
+      hand_fill(&c, hand_scrambled_query, hand_scrambled, hand_scrambled_value);
+      const double last = c.want_lse[rows[k] - 1];
+      if (isnan(want)) want = last;
+      assert_true(last == want);
+      hand_run(&c, expect_last_lse, &want);
+      case_free(&c);
+    }
+}
+
+/* ---- empty requests ---- */
+
+static void expect_three_means(const hand_step *s, const void *data) {
+  (void)data;
+  const int last[3] = {0, 60, 49};
+  assert_int_equal(s->c->num_tokens, 3);
+  for (int t = 0; t < 3; t++) {
+    hand_expect_out(s, t, 0, 0.5 * last[t], 1e-6 * 60);
+    hand_expect_lse(s, t, 0, log(last[t] + 1), 1e-6);
+  }
+}
+
+/* A request without cache, one without anything, and one without new tokens among others. */
+static void empty_requests_have_no_rows_and_hang_nothing(void **state) {
+  (void)state;
+  for (int i = 0; i < HAND_NUM_RANKS; i++) {
+    pure_case c = hand_case(hand_ranks[i], 0, 1, 1, 1, D);
+    c.problem.num_requests = 4;
+    c.requests[1] = (kvr_request){.num_new = 1, .num_cached = 60};
+    c.requests[2] = (kvr_request){0};
+    c.requests[3] = (kvr_request){.num_new = 1, .num_cached = 49};
+    alarm(30);
+    hand_run_formula(&c, hand_zero, hand_zero, hand_position, expect_three_means, NULL);
+    c = hand_case(hand_ranks[i], 61, 0, 1, 1, D);
+    c.problem.num_requests = 2;
+    hand_run_formula(&c, hand_zero, hand_zero, hand_position, NULL, NULL);
+    alarm(0);
+  }
+}
+
+static void expect_no_requests_to_work(const hand_step *s, const void *data) {
+  (void)data;
+  pure_case none = *s->c;
+  none.problem.num_requests = none.num_tokens = 0;
+  if (s->index + 1 < kvr_num_strategies())
+    device_ok(device_run_step(s->run, &none, s->strategy), s->strategy);
+}
+
+static void steps_without_requests_do_nothing(void **state) {
+  (void)state;
+  for (int i = 0; i < HAND_NUM_RANKS; i++) {
+    pure_case c = hand_case(hand_ranks[i], 5, 1, 1, 1, D);
+    alarm(30);
+    hand_run_formula(&c, hand_zero, hand_zero, hand_position, expect_no_requests_to_work, NULL);
+    alarm(0);
+  }
+}
+
+int main(void) {
+  device_require();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(no_token_is_lost_when_p_does_not_divide_the_length),
+      cmocka_unit_test(fewer_tokens_than_chunks_give_what_one_rank_gives),
+      cmocka_unit_test(lengths_beside_a_block_are_right_and_repeat_bits),
+      cmocka_unit_test(lse_of_a_hundred_thousand_keys_is_natural),
+      cmocka_unit_test(lse_does_not_depend_on_how_many_rows_there_are),
+      cmocka_unit_test(empty_requests_have_no_rows_and_hang_nothing),
+      cmocka_unit_test(steps_without_requests_do_nothing),
+  };
+  return cmocka_run_group_tests(tests, NULL, hand_close);
+}
