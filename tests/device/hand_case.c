@@ -175,6 +175,33 @@ void hand_run_formula(pure_case *c, hand_value *q, hand_value *k, hand_value *v,
   case_free(c);
 }
 
+/* ---- upper dims ---- */
+
+static double upper(int request, int position, int head, int dim) {
+  return dim < 128 ? 0.0 : hand_scrambled(request, position, head, dim);
+}
+
+static double upper_value(int request, int position, int head, int dim) {
+  return dim < 128 ? 0.0 : hand_scrambled_value(request, position, head, dim);
+}
+
+static void expect_only_upper_dims(const hand_step *s, const void *data) {
+  (void)data;
+  const int D = s->c->problem.cache.head_dim;
+  double sum = 0;
+  for (int i = 0; i < s->c->num_tokens * D; i++) {
+    const double x = fabs((double)s->run->out[i]);
+    if (i % D < 128) assert_true(x == 0.0);
+    sum += x;
+  }
+  assert_true(sum > 0.0);
+}
+
+void hand_run_upper_dims(int P, int head_dim) {
+  pure_case c = hand_case(P, 9, 4, 1, 1, head_dim);
+  hand_run_formula(&c, upper, upper, upper_value, expect_only_upper_dims, NULL);
+}
+
 /* ---- answers ---- */
 
 static void expect(const hand_step *s, const char *what, int token, int head, double got,
@@ -194,6 +221,19 @@ void hand_expect_out(const hand_step *s, int token, int head, double want, doubl
 void hand_expect_lse(const hand_step *s, int token, int head, double want, double tolerance) {
   expect(s, "LSE", token, head, (double)s->run->lse[token * s->c->problem.num_q_heads + head], want,
          tolerance);
+}
+
+void hand_expect_same_bits_again(const hand_step *s, const void *data) {
+  (void)data;
+  const size_t bytes = (size_t)s->c->num_tokens * (size_t)s->c->problem.num_q_heads *
+                       (size_t)s->c->problem.cache.head_dim * sizeof(float);
+  float *first = malloc(bytes + 1);
+  assert_non_null(first);
+  memcpy(first, s->run->out, bytes);
+  device_run_rewind(s->run, s->c);
+  device_ok(device_run_step(s->run, s->c, s->strategy), s->strategy);
+  assert_memory_equal(s->run->out, first, bytes);
+  free(first);
 }
 
 void hand_expect_same(const hand_step *s, const void *data) {

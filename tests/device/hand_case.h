@@ -51,10 +51,15 @@ void hand_run_on(pure_case *c, hand_prepare *prepare, hand_check *check, const v
 void hand_run_formula(pure_case *c, hand_value *q, hand_value *k, hand_value *v, hand_check *check,
                       const void *data);
 
+/* A step whose queries, keys and values are zero in dims below 128 and not from there on. */
+void hand_run_upper_dims(int P, int head_dim);
+
 /* Every dim of a new token (in token order) and head is `want`, up to tolerance; prints where not.
  */
 void hand_expect_out(const hand_step *step, int token, int head, double want, double tolerance);
 void hand_expect_lse(const hand_step *step, int token, int head, double want, double tolerance);
+/* Runs the step again and expects the same bits of output; data is unused. */
+void hand_expect_same_bits_again(const hand_step *step, const void *data);
 /* Output of all tokens against `want`, which the first step of an index fills (zeros before). */
 typedef struct hand_outputs {
   float *first[HAND_MAX_STRATEGIES]; /* owned; NULL before */

@@ -56,18 +56,6 @@ static void fewer_tokens_than_chunks_give_what_one_rank_gives(void **state) {
     }
 }
 
-static void expect_same_bits_again(const hand_step *s, const void *data) {
-  (void)data;
-  const size_t bytes = (size_t)(s->c->num_tokens * s->c->problem.num_q_heads * D) * sizeof(float);
-  float *first = malloc(bytes);
-  assert_non_null(first);
-  memcpy(first, s->run->out, bytes);
-  device_run_rewind(s->run, s->c);
-  device_ok(device_run_step(s->run, s->c, s->strategy), s->strategy);
-  assert_memory_equal(s->run->out, first, bytes);
-  free(first);
-}
-
 /* The first step meets memory that nobody wrote, the second what the first left there. */
 static void lengths_beside_a_block_are_right_and_repeat_bits(void **state) {
   (void)state;
@@ -81,7 +69,7 @@ static void lengths_beside_a_block_are_right_and_repeat_bits(void **state) {
         c.problem.cache.page_size = 16;
         c.sample = lengths[q] > 100 ? 13 : 1;
         hand_run_formula(&c, hand_scrambled_query, hand_scrambled, hand_scrambled_value,
-                         expect_same_bits_again, NULL);
+                         hand_expect_same_bits_again, NULL);
       }
 }
 
