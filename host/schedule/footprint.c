@@ -80,27 +80,32 @@ void kvr_footprint_merge(kvr_footprint *into, const kvr_footprint *from) {
 
 size_t kvr_footprint_buffer_bytes(const kvr_footprint *f, kvr_buffer buffer,
                                   const kvr_row_bytes *row_bytes) {
-  return (size_t)f->memories[buffer] * (size_t)f->rows[buffer] *
-         kvr_buffer_row_bytes(row_bytes, buffer);
+  const size_t rows = (size_t)f->memories[buffer] * (size_t)f->rows[buffer];
+  return kvr_mul_sat(rows, kvr_buffer_row_bytes(row_bytes, buffer));
+}
+
+static size_t sum_of(const kvr_footprint *f, const kvr_row_bytes *row_bytes,
+                     const kvr_buffer *buffers, size_t num) {
+  size_t sum = 0;
+  for (size_t i = 0; i < num; i++)
+    sum = kvr_add_sat(sum, kvr_footprint_buffer_bytes(f, buffers[i], row_bytes));
+  return sum;
 }
 
 size_t kvr_footprint_bytes(const kvr_footprint *f, const kvr_row_bytes *row_bytes) {
   size_t sum = 0;
   for (int b = 0; b < KVR_NUM_BUFFERS; b++)
-    sum += kvr_footprint_buffer_bytes(f, (kvr_buffer)b, row_bytes);
+    sum = kvr_add_sat(sum, kvr_footprint_buffer_bytes(f, (kvr_buffer)b, row_bytes));
   return sum;
 }
 
 size_t kvr_footprint_slot_bytes(const kvr_footprint *f, const kvr_row_bytes *row_bytes) {
-  return kvr_footprint_buffer_bytes(f, KVR_BUF_SLOT, row_bytes) +
-         kvr_footprint_buffer_bytes(f, KVR_BUF_LANE_Q, row_bytes) +
-         kvr_footprint_buffer_bytes(f, KVR_BUF_LANE_STATE, row_bytes);
+  static const kvr_buffer buffers[] = {KVR_BUF_SLOT, KVR_BUF_LANE_Q, KVR_BUF_LANE_STATE};
+  return sum_of(f, row_bytes, buffers, sizeof buffers / sizeof *buffers);
 }
 
 size_t kvr_footprint_state_bytes(const kvr_footprint *f, const kvr_row_bytes *row_bytes) {
-  return kvr_footprint_buffer_bytes(f, KVR_BUF_STATE, row_bytes) +
-         kvr_footprint_buffer_bytes(f, KVR_BUF_PARTIAL, row_bytes) +
-         kvr_footprint_buffer_bytes(f, KVR_BUF_RECEIVED, row_bytes) +
-         kvr_footprint_buffer_bytes(f, KVR_BUF_PART_OUT, row_bytes) +
-         kvr_footprint_buffer_bytes(f, KVR_BUF_PART_LSE, row_bytes);
+  static const kvr_buffer buffers[] = {KVR_BUF_STATE, KVR_BUF_PARTIAL, KVR_BUF_RECEIVED,
+                                       KVR_BUF_PART_OUT, KVR_BUF_PART_LSE};
+  return sum_of(f, row_bytes, buffers, sizeof buffers / sizeof *buffers);
 }

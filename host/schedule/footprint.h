@@ -32,7 +32,7 @@ typedef struct kvr_footprint {
 kvr_footprint kvr_footprint_of(unsigned buffers, const kvr_bounds *bounds);
 /* The larger of both in every buffer. */
 void kvr_footprint_merge(kvr_footprint *into, const kvr_footprint *from);
-/* Bytes of one buffer, and of all. */
+/* Bytes of one buffer, and of all; SIZE_MAX where they cannot be counted. */
 size_t kvr_footprint_buffer_bytes(const kvr_footprint *footprint, kvr_buffer buffer,
                                   const kvr_row_bytes *row_bytes);
 size_t kvr_footprint_bytes(const kvr_footprint *footprint, const kvr_row_bytes *row_bytes);
