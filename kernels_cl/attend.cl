@@ -43,8 +43,6 @@
 #define ROWS (LANES * ROW_VECS)          /* rows of a panel */
 #define ROW_PANELS (ROW_TILE / ROWS)
 #define OUT_ROWS 8 /* rows of a P V micro-tile */
-#define DIM_VECS ((HEAD_DIM + LANES - 1) / LANES)
-#define WHOLE_VECS (HEAD_DIM / LANES)
 /* Dim panels are 2 vectors wide; an odd last vector makes the last panel 3 wide (or 1, if alone).
  */
 #define NARROW_PANELS (DIM_VECS % 2 == 0 ? DIM_VECS / 2 : DIM_VECS == 1 ? 0 : (DIM_VECS - 3) / 2)
@@ -81,12 +79,6 @@ static inline int v_index(int key, int vec) {
   const int panel = min(vec / 2, NARROW_PANELS);
   const int vecs = panel < NARROW_PANELS ? 2 : LAST_VECS;
   return panel * 2 * BLOCK + key * vecs + vec - panel * 2;
-}
-
-static inline float16 load_tail(__global const kv_type *p) {
-  float16 x = (float16)(0.0f);
-  for (int d = 0; d < HEAD_DIM % LANES; d++) ((float *)&x)[d] = load1(p + d);
-  return x;
 }
 
 static inline void pack_key(block *b, int key, int token, __global const kv_type *k) {

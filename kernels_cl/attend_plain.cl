@@ -15,14 +15,18 @@
 typedef struct row_state {
   float m;
   float l;
-  float acc[HEAD_DIM];
+  float16 acc[DIM_VECS];
 } row_state;
 
-static inline void load_query(float *x, __global const kv_type *q, const kvr_attend_args a) {
+static inline float16 load_dims(__global const kv_type *p, int i) {
+  return i < WHOLE_VECS ? load16(p + i * LANES) : load_tail(p + i * LANES);
+}
+
+static inline void load_query(float16 *x, __global const kv_type *q, const kvr_attend_args a) {
   const int quantised = a.q_inv_scale != 0.0f && a.q_inv_scale != 1.0f;
-  for (int d = 0; d < HEAD_DIM; d++) {
-    const float raw = load1(q + d);
-    x[d] = (quantised ? to_kv1(raw * a.q_inv_scale) : raw) * a.scale_log2;
+  for (int i = 0; i < DIM_VECS; i++) {
+    const float16 raw = load_dims(q, i);
+    x[i] = (quantised ? to_kv(raw * a.q_inv_scale) : raw) * a.scale_log2;
   }
 }
 
@@ -35,28 +39,36 @@ static inline void load_state(row_state *r, int row, int head, __global const fl
   const float sink = a.use_sinks && !a.carry_in ? sinks[head] * LOG2_E : -INFINITY;
   r->m = carried ? ml[0] : sink;
   r->l = carried ? ml[1] : sink == -INFINITY ? 0.0f : 1.0f;
+  for (int i = 0; i < DIM_VECS; i++) r->acc[i] = (float16)(0.0f);
+  if (!carried) return;
   from += (size_t)head * HEAD_DIM;
-  for (int d = 0; d < HEAD_DIM; d++) r->acc[d] = carried ? from[d] : 0.0f;
+  for (int i = 0; i < WHOLE_VECS; i++) r->acc[i] = vload16(i, from);
+  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++) ((float *)r->acc)[d] = from[d];
 }
 
-static inline float score(const float *q, __global const kv_type *k, float cap) {
-  float s = 0.0f;
-  for (int d = 0; d < HEAD_DIM; d++) s = q[d] * load1(k + d) + s;
+static inline float sum_lanes(float16 x) {
+  const float8 a = x.lo + x.hi;
+  const float4 b = a.lo + a.hi;
+  const float2 c = b.lo + b.hi;
+  return c.x + c.y;
+}
+
+static inline float score(const float16 *q, __global const kv_type *k, float cap) {
+  float16 sum = (float16)(0.0f);
+  for (int i = 0; i < DIM_VECS; i++) sum = q[i] * load_dims(k, i) + sum;
+  const float s = sum_lanes(sum);
   return cap != 0.0f ? cap * tanh(s / cap) : s;
 }
 
 /* Adds one key to the state; a value without weight is not read, so it may be NaN. */
 static inline void take(row_state *r, float s, __global const kv_type *v) {
-  if (!(s <= r->m)) { /* NaN too: it must reach the result */
-    const float alpha = exp2(r->m - s);
-    r->m = s;
-    r->l *= alpha;
-    for (int d = 0; d < HEAD_DIM; d++) r->acc[d] *= alpha;
-  }
-  const float p = r->m == -INFINITY ? 0.0f : exp2(s - r->m);
+  const float top = s <= r->m ? r->m : s; /* NaN too: it must reach the result */
+  const float alpha = top == r->m ? 1.0f : exp2(r->m - top);
+  const float p = top == -INFINITY ? 0.0f : exp2(s - top);
+  r->m = top;
   if (p == 0.0f) return;
-  r->l += p;
-  for (int d = 0; d < HEAD_DIM; d++) r->acc[d] = p * load1(v + d) + r->acc[d];
+  r->l = r->l * alpha + p;
+  for (int i = 0; i < DIM_VECS; i++) r->acc[i] = r->acc[i] * alpha + p * load_dims(v, i);
 }
 
 static inline void store_state(const row_state *r, int row, int head, __global float *state,
@@ -66,15 +78,26 @@ static inline void store_state(const row_state *r, int row, int head, __global f
   ml[0] = r->m;
   ml[1] = r->l;
   to += (size_t)head * HEAD_DIM;
-  for (int d = 0; d < HEAD_DIM; d++) to[d] = r->acc[d];
+  for (int i = 0; i < WHOLE_VECS; i++) vstore16(r->acc[i], i, to);
+  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++) to[d] = ((const float *)r->acc)[d];
 }
 
 static inline void store_result(const row_state *r, size_t at, __global out_type *out,
                                 __global float *lse, const kvr_attend_args a) {
   lse[at] = r->l == 0.0f ? -INFINITY : r->m * LN_2 + log(r->l);
   const float norm = r->l == 0.0f ? 1.0f : r->l;
-  for (int d = 0; d < HEAD_DIM; d++)
-    store1(r->acc[d] / norm * a.out_scale, out + at * HEAD_DIM + d);
+  out += at * HEAD_DIM;
+  for (int i = 0; i < WHOLE_VECS; i++) store16(r->acc[i] / norm * a.out_scale, out + i * LANES);
+  for (int d = WHOLE_VECS * LANES; d < HEAD_DIM; d++)
+    store1(((const float *)r->acc)[d] / norm * a.out_scale, out + d);
+}
+
+/* Walks num steps and says how many it walked: some devices end long loops without a word. The
+ * array, all ones, keeps compilers from knowing the answer. */
+__kernel void kvr_count_steps(__global const int *ones, __global int *out, int num) {
+  int sum = 0;
+  for (int i = 0; i < num; i++) sum += ones[sum & 15];
+  out[0] = sum;
 }
 
 __attribute__((reqd_work_group_size(ROW_TILE, 1, 1))) __kernel void
@@ -89,7 +112,7 @@ kvr_attend(__global const kv_type *q, __global const kv_type *ring, __global con
   const int head = h * group + p % group;
   const size_t at = (size_t)(a.q_row + row) * a.num_q_heads + head;
   const size_t stride = (size_t)2 * a.num_kv_heads * HEAD_DIM;
-  float x[HEAD_DIM];
+  float16 x[DIM_VECS];
   row_state r;
 
   load_query(x, q + at * HEAD_DIM, a);

@@ -1,6 +1,6 @@
 /* Element types of the kernels, and the functions that every attention kernel needs.
  *
- *   kv_type   of q and cache rows, by KV_DTYPE:   load1, load16, to_kv1, to_kv
+ *   kv_type   of q and cache rows, by KV_DTYPE:   load1, load16, load_tail, to_kv
  *   out_type  of out, by OUT_DTYPE:               store1, store16
  *
  * Dtypes are 0 f32, 1 f16, 2 bf16. No device needs cl_khr_fp16: half is only loaded and stored. */
@@ -16,6 +16,8 @@
 #endif
 
 #define LANES 16
+#define DIM_VECS ((HEAD_DIM + LANES - 1) / LANES) /* vectors of a row of dims, the last one cut */
+#define WHOLE_VECS (HEAD_DIM / LANES)
 #define INT_LAST 0x7fffffff
 #define LOG2_E 1.44269504f
 #define LN_2 0.693147180559945f
@@ -50,7 +52,6 @@ static inline uint round_bf16_1(float x) {
 #if KV_DTYPE == 0
 #define LARGEST 3.40282347e38f
 static inline float16 round_kv(float16 x) { return x; }
-static inline float round_kv1(float x) { return x; }
 #elif KV_DTYPE == 1
 #define LARGEST 65504.0f
 static inline float16 round_kv(float16 x) {
@@ -58,23 +59,13 @@ static inline float16 round_kv(float16 x) {
   vstore_half16_rte(x, 0, (half *)&bits);
   return vload_half16(0, (const half *)&bits);
 }
-static inline float round_kv1(float x) {
-  ushort bits;
-  vstore_half_rte(x, 0, (half *)&bits);
-  return vload_half(0, (const half *)&bits);
-}
 #else
 #define LARGEST 3.38953139e38f
 static inline float16 round_kv(float16 x) { return as_float16(round_bf16(x) << 16); }
-static inline float round_kv1(float x) { return as_float(round_bf16_1(x) << 16); }
 #endif
 static inline float16 to_kv(float16 x) {
   x = x > LARGEST ? (float16)(LARGEST) : x;
   return round_kv(x < -LARGEST ? (float16)(-LARGEST) : x);
-}
-static inline float to_kv1(float x) {
-  x = x > LARGEST ? LARGEST : x;
-  return round_kv1(x < -LARGEST ? -LARGEST : x);
 }
 
 #if OUT_DTYPE == 0
@@ -92,6 +83,13 @@ static inline void store16(float16 x, __global out_type *p) {
 }
 static inline void store1(float x, __global out_type *p) { *p = (ushort)round_bf16_1(x); }
 #endif
+
+/* The last dims of a row, and zeros. */
+static inline float16 load_tail(__global const kv_type *p) {
+  float16 x = (float16)(0.0f);
+  for (int d = 0; d < HEAD_DIM % LANES; d++) ((float *)&x)[d] = load1(p + d);
+  return x;
+}
 
 /* (2^f - 1) / f for |f| <= 1/2. */
 static inline float16 exp2_slope(float16 f) {

@@ -1,9 +1,12 @@
 #include "device/attend_kernel.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arith.h"
 #include "base/error.h"
 #include "device/cl_error.h"
 #include "device/program.h"
@@ -36,10 +39,70 @@ static kvr_status build(kvr_attend_kernels *k, const kvr_group *group, int rank,
   return KVR_OK;
 }
 
-/* Adds a sentence to why, cut where it is full. */
+/* ---- how long a loop may be ---- */
+
+enum { STEPS = 1 << 20 };
+
+static kvr_status run_count(const kvr_rank *r, cl_kernel kernel, const cl_mem mems[2],
+                            cl_int *out) {
+  const size_t one = 1;
+  const cl_int num = STEPS;
+  for (cl_uint i = 0; i < 2; i++) KVR_CL(clSetKernelArg, (kernel, i, sizeof(cl_mem), &mems[i]));
+  KVR_CL(clSetKernelArg, (kernel, 2, sizeof num, &num));
+  KVR_CL(clEnqueueNDRangeKernel, (r->queue, kernel, 1, NULL, &one, &one, 0, NULL, NULL));
+  KVR_CL(clEnqueueReadBuffer, (r->queue, mems[1], CL_TRUE, 0, sizeof *out, out, 0, NULL, NULL));
+  return KVR_OK;
+}
+
+/* Steps that loops of one work-item really make, out of STEPS. */
+static kvr_status count_steps(const kvr_rank *r, cl_program program, cl_int *out) {
+  cl_int ones[16], codes[3];
+  for (int i = 0; i < 16; i++) ones[i] = 1;
+  const cl_kernel kernel = clCreateKernel(program, "kvr_count_steps", &codes[0]);
+  const cl_mem mems[2] = {clCreateBuffer(r->context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR,
+                                         sizeof ones, ones, &codes[1]),
+                          clCreateBuffer(r->context, CL_MEM_READ_WRITE, sizeof(cl_int), NULL,
+                                         &codes[2])};
+  kvr_status status = kvr_cl_check(codes[0], "clCreateKernel");
+  for (int i = 1; i < 3 && status == KVR_OK; i++) status = kvr_cl_check(codes[i], "clCreateBuffer");
+  if (status == KVR_OK) status = run_count(r, kernel, mems, out);
+  for (int i = 0; i < 2; i++)
+    if (codes[i + 1] == CL_SUCCESS) clReleaseMemObject(mems[i]);
+  if (codes[0] == CL_SUCCESS) clReleaseKernel(kernel);
+  return status;
+}
+
+/* KVRING_MAX_KEYS=N lowers the limit, so that it can be seen without a device that has one. */
+static kvr_status read_max_keys(int *out) {
+  const char *text = getenv("KVRING_MAX_KEYS");
+  if (text == NULL || text[0] == '\0') return KVR_OK;
+  char *end;
+  errno = 0;
+  const long value = strtol(text, &end, 10);
+  if (errno != 0 || *end != '\0' || value < 1 || value > INT_MAX)
+    return kvr_fail(KVR_E_RANGE, "KVRING_MAX_KEYS is '%s'; it must be a number of keys, 1 or more",
+                    text);
+  *out = kvr_min(*out, (int)value);
+  return KVR_OK;
+}
+
+/* llvmpipe ends every kernel's loops after 65,535 steps altogether, so launches must be shorter. */
+static kvr_status find_max_keys(kvr_attend_kernels *k, const kvr_rank *r, int head_dim) {
+  const int plain = kvr_variant_find("plain");
+  const int steps_per_key = 2 * (head_dim / 16 + 1) + 2; /* two loops over vectors of dims */
+  cl_int steps = STEPS;
+  k->max_keys = INT_MAX;
+  if (k->usable[plain]) KVR_TRY(count_steps(r, k->program[plain], &steps));
+  if (steps < STEPS) k->max_keys = kvr_max(1, steps / 2 / steps_per_key); /* half of it is spare */
+  return read_max_keys(&k->max_keys);
+}
+
+/* ---- which variants ---- */
+
+/* Adds the beginning of a reason to why: there must be room for those of all variants. */
 static void add_reason(char *why, size_t size, const char *reason) {
   const size_t used = strlen(why);
-  snprintf(why + used, size - used, "%s%s", used > 0 ? "; " : "", reason);
+  snprintf(why + used, size - used, "%s%.300s", used > 0 ? "; " : "", reason);
 }
 
 /* Builds the variants of one kind; a quarantined one is left out and its reason noted. */
@@ -87,9 +150,10 @@ kvr_status kvr_attend_kernels_init(kvr_attend_kernels *k, const kvr_group *group
                                    const kvr_cache_desc *cache, kvr_dtype out_dtype) {
   *k = (kvr_attend_kernels){.program = {NULL}};
   const char *name = getenv("KVRING_VARIANT");
-  const kvr_status status = name != NULL && name[0] != '\0'
-                                ? build_named(k, group, rank, cache, out_dtype, name)
-                                : build_all(k, group, rank, cache, out_dtype);
+  kvr_status status = name != NULL && name[0] != '\0'
+                          ? build_named(k, group, rank, cache, out_dtype, name)
+                          : build_all(k, group, rank, cache, out_dtype);
+  if (status == KVR_OK) status = find_max_keys(k, &group->ranks[rank], cache->head_dim);
   if (status != KVR_OK) kvr_attend_kernels_fini(k);
   return status;
 }

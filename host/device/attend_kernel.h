@@ -11,6 +11,7 @@ typedef struct kvr_attend_kernels {
   cl_program program[KVR_MAX_VARIANTS];
   cl_kernel kernel[KVR_MAX_VARIANTS];
   bool usable[KVR_MAX_VARIANTS];
+  int max_keys; /* of one launch; INT_MAX: any number. Software GPUs may end long loops silently */
 } kvr_attend_kernels;
 
 /* Builds the variants made for the device of a rank; each has passed the self-test there. Where

@@ -24,7 +24,7 @@ static bool sibling(const char *path, const char *ending, char out[PATH_SIZE]) {
 /* ---- refusals ---- */
 
 bool kvr_quarantine_find(const char *path, const char *key, char reason[KVR_REASON_SIZE]) {
-  char name[PATH_SIZE], line[LINE_SIZE];
+  char name[PATH_SIZE], line[LINE_SIZE + 1]; /* its newline */
   if (!sibling(path, ".refused", name)) return false;
   FILE *file = fopen(name, "r");
   if (file == NULL) return false;

@@ -20,6 +20,7 @@ typedef struct kvr_rank_exec {
   cl_mem sinks;                    /* (num_q_heads) floats */
   cl_mem *tables;                  /* (max_requests): (max_table_entries) ints each */
   kvr_kernels *kernels;            /* owned by the first rank on the device */
+  cl_mem carry;                    /* state between launches of one op, see launch.c; or NULL */
   bool owns_kernels;
   bool dirty[2];        /* compute, copy queue: commands since its last flush */
   cl_event input_ready; /* of the step in flight */

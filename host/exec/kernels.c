@@ -1,6 +1,8 @@
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/arith.h"
 #include "base/error.h"
 #include "device/cl_error.h"
 #include "device/program.h"
@@ -58,7 +60,26 @@ static void destroy(kvr_kernels *k) {
   free(k);
 }
 
+static size_t carry_bytes(const kvr_exec *exec) {
+  static const kvr_buffer queries[] = {KVR_BUF_Q, KVR_BUF_Q_ALL, KVR_BUF_LANE_Q};
+  const size_t row = kvr_buffer_row_bytes(&exec->row_bytes, KVR_BUF_STATE);
+  int rows = 0;
+  for (int i = 0; i < 3; i++) rows = kvr_max(rows, exec->desc.footprint.rows[queries[i]]);
+  return (size_t)rows * row;
+}
+
+/* Where a launch cannot take all keys, state is carried even by ops that have no place for it. */
+static kvr_status allocate_carry(kvr_exec *exec, kvr_dtype out) {
+  for (int r = 0; r < exec->group->num_ranks; r++)
+    if (exec->ranks[r].kernels->attend[out].max_keys < INT_MAX && exec->ranks[r].carry == NULL)
+      KVR_TRY(kvr_group_alloc(exec->group, r, carry_bytes(exec), "carried state",
+                              &exec->ranks[r].carry));
+  return KVR_OK;
+}
+
 void kvr_exec_destroy_kernels(kvr_exec *exec) {
+  for (int r = 0; r < exec->group->num_ranks; r++)
+    kvr_group_free(exec->group, r, exec->ranks[r].carry, carry_bytes(exec));
   for (int r = 0; r < exec->group->num_ranks; r++)
     if (exec->ranks[r].owns_kernels) destroy(exec->ranks[r].kernels);
 }
@@ -88,7 +109,7 @@ static kvr_status build_type(kvr_exec *exec, kvr_dtype out) {
     KVR_TRY(build_merge(exec, r, out));
     KVR_TRY(kvr_exec_warm_up(exec, r, out));
   }
-  return KVR_OK;
+  return allocate_carry(exec, out);
 }
 
 kvr_status kvr_exec_build(kvr_exec *exec, kvr_dtype out_dtype) {

@@ -52,6 +52,10 @@ kvr_launch_size kvr_merge_size(int num_rows, int num_q_heads) {
 
 /* ---- attention ---- */
 
+static const kvr_attend_kernels *attend_kernels(const kvr_exec *exec, const kvr_op *op) {
+  return &exec->ranks[op->rank].kernels->attend[out_dtype(exec, op)];
+}
+
 static kvr_attend_args attend_args(const kvr_exec *exec, const kvr_op *op) {
   const kvr_problem *p = &exec->schedule->problem;
   const double log2_e = 1.4426950408889634;
@@ -68,23 +72,58 @@ static kvr_attend_args attend_args(const kvr_exec *exec, const kvr_op *op) {
   return a;
 }
 
-static kvr_status attend(kvr_exec *exec, const kvr_op *op, cl_event *event) {
-  const kvr_attend_args args = attend_args(exec, op);
-  const int group = args.num_q_heads / args.num_kv_heads;
-  const kvr_attend_kernels *kernels = &exec->ranks[op->rank].kernels->attend[out_dtype(exec, op)];
-  const int variant = kvr_variant_pick(kernels->usable, args.num_rows, group);
+/* After the current wait list, or after a launch of the same op. */
+static kvr_status launch_attend(kvr_exec *exec, const kvr_op *op, cl_mem state,
+                                const kvr_attend_args *args, const cl_event *after,
+                                cl_event *event) {
+  const int group = args->num_q_heads / args->num_kv_heads;
+  const kvr_attend_kernels *kernels = attend_kernels(exec, op);
+  const int variant = kvr_variant_pick(kernels->usable, args->num_rows, group);
   const cl_kernel kernel = kernels->kernel[variant];
   const cl_mem mems[7] = {memory_or_dummy(exec, op, op->q),   memory_or_dummy(exec, op, op->src),
-                          memory_or_dummy(exec, op, op->cur), memory_or_dummy(exec, op, op->state),
+                          memory_or_dummy(exec, op, op->cur), state,
                           memory_or_dummy(exec, op, op->dst), lse_memory(exec, op),
                           exec->ranks[op->rank].sinks};
   KVR_TRY(set_mems(kernel, mems, 7));
-  KVR_TRY(set_arg(kernel, 7, sizeof args, &args));
+  KVR_TRY(set_arg(kernel, 7, sizeof *args, args));
   size_t global[2], local[2];
-  kvr_variant_sizes(variant, args.num_rows, group, args.num_kv_heads, global, local);
-  KVR_CL(clEnqueueNDRangeKernel, (queue_of(exec, op), kernel, 2, NULL, global, local,
-                                  exec->num_waits, kvr_exec_waits(exec), event));
+  kvr_variant_sizes(variant, args->num_rows, group, args->num_kv_heads, global, local);
+  KVR_CL(clEnqueueNDRangeKernel,
+         (queue_of(exec, op), kernel, 2, NULL, global, local, after != NULL ? 1 : exec->num_waits,
+          after != NULL ? after : kvr_exec_waits(exec), event));
   return KVR_OK;
+}
+
+/* Keys [args.lower, args.kv_end) in launches of max_keys, the state carried from each to the next
+ * in the op's own state, or in the rank's carry buffer. */
+static kvr_status attend_in_parts(kvr_exec *exec, const kvr_op *op, int max_keys, cl_event *event) {
+  const kvr_attend_args whole = attend_args(exec, op);
+  const bool own = op->state.buffer != KVR_BUF_NONE;
+  const cl_mem state = own ? kvr_exec_memory(exec, op->state) : exec->ranks[op->rank].carry;
+  cl_event last = NULL;
+  for (int begin = whole.lower; begin < whole.kv_end; begin += max_keys) {
+    kvr_attend_args part = whole;
+    cl_event next = NULL;
+    part.lower = begin;
+    part.kv_end = kvr_min(begin + max_keys, whole.kv_end);
+    part.carry_in = begin > whole.lower ? 1 : whole.carry_in;
+    part.finish = part.kv_end < whole.kv_end ? 0 : whole.finish;
+    if (!own) part.state_row = 0;
+    const kvr_status status =
+        launch_attend(exec, op, state, &part, last != NULL ? &last : NULL, &next);
+    if (last != NULL) clReleaseEvent(last);
+    last = next;
+    KVR_TRY(status);
+  }
+  *event = last;
+  return KVR_OK;
+}
+
+static kvr_status attend(kvr_exec *exec, const kvr_op *op, cl_event *event) {
+  const kvr_attend_args args = attend_args(exec, op);
+  const int max_keys = attend_kernels(exec, op)->max_keys;
+  if (args.kv_end - args.lower > max_keys) return attend_in_parts(exec, op, max_keys, event);
+  return launch_attend(exec, op, memory_or_dummy(exec, op, op->state), &args, NULL, event);
 }
 
 /* ---- merges ---- */
