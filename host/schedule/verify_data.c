@@ -256,7 +256,7 @@ static kvr_status see_new(tracker *t, const kvr_op *op, state_content *state) {
     return fail(t, "attends new rows under wrong tokens");
   const int head = kvr_min(num, c.fresh.split);
   KVR_TRY(see(t, state, -1, c.fresh.t0, c.fresh.t0 + head));
-  return see(t, state, -1, c.fresh.t1, c.fresh.t1 + num - head);
+  return see(t, state, -1, c.fresh.t1, c.fresh.t1 + (num - head));
 }
 
 static bool same_rows(row_set a, row_set b) {
@@ -392,7 +392,7 @@ static kvr_status cache_write(tracker *t, const kvr_op *op) {
   const int head = kvr_min(op->split, num);
   t->stored[op->request * t->s->layout.num_ranks + op->rank] +=
       owned_between(t->s, op->request, op->rank, op->t0, op->t0 + head) +
-      owned_between(t->s, op->request, op->rank, op->t1, op->t1 + num - head);
+      owned_between(t->s, op->request, op->rank, op->t1, op->t1 + (num - head));
   return KVR_OK;
 }
 

@@ -1,4 +1,6 @@
 /* The table of strategies. A new one is a file and a row here. */
+#include <limits.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -63,16 +65,46 @@ kvr_status kvr_problem_check(const kvr_problem *problem, const kvr_options *opti
   return check_applicable(strategy, problem);
 }
 
+/* Bounds from above of what schedules count in an int (steps of a trip) and in 64 bits (bytes that
+ * move or that launches carry). Only lengths and shapes near their limits get there. */
+static kvr_status check_counts(const kvr_schedule *s) {
+  const kvr_row_bytes *b = &s->row_bytes;
+  const double P = s->layout.num_ranks;
+  double steps = 0.0, bytes = 0.0;
+  for (int i = 0; i < s->layout.num_requests; i++) {
+    const double S = s->problem.requests[i].num_new, L = s->problem.requests[i].num_cached;
+    const double passes = kvr_schedule_num_passes(s, i);
+    const double blocks = kvr_schedule_num_blocks(s, i) + S / s->options.tile + 2.0;
+    const double state = 2.0 * (double)b->state + (double)b->f32_out + (double)b->q;
+    steps = fmax(steps, P * blocks);
+    bytes += P * (passes * (L + S) * (double)b->kv + S * (blocks + 1.0) * 2.0 * state);
+  }
+  if (steps > INT_MAX)
+    return kvr_fail(KVR_E_RANGE,
+                    "the step takes %.3g hops round %d ranks, the limit is %d: use a larger tile",
+                    steps, s->layout.num_ranks, INT_MAX);
+  if (bytes > 9e18)
+    return kvr_fail(KVR_E_RANGE,
+                    "the step moves %.3g bytes, the limit is 9e18: use fewer tokens or heads",
+                    bytes);
+  return KVR_OK;
+}
+
+static kvr_status build(const kvr_strategy *strategy, kvr_schedule *s) {
+  KVR_TRY(check_counts(s));
+  s->strategy = strategy->name;
+  s->new_kv = strategy->new_kv;
+  KVR_TRY(strategy->build(s));
+  return kvr_schedule_verify(s, strategy->bytes(s));
+}
+
 kvr_status kvr_strategy_schedule(const kvr_strategy *strategy, const kvr_problem *problem,
                                  const kvr_options *options, kvr_schedule **out) {
   KVR_TRY(check_applicable(strategy, problem));
   const kvr_options resolved = kvr_options_resolve(options);
   kvr_schedule *s;
   KVR_TRY(kvr_schedule_create(problem, &resolved, &s));
-  s->strategy = strategy->name;
-  s->new_kv = strategy->new_kv;
-  kvr_status status = strategy->build(s);
-  if (status == KVR_OK) status = kvr_schedule_verify(s, strategy->bytes(s));
+  const kvr_status status = build(strategy, s);
   if (status != KVR_OK) {
     kvr_schedule_destroy(s);
     return status;

@@ -12,13 +12,14 @@ typedef struct piece {
   kvr_rows rows;  /* tokens of the new rows */
 } piece;
 
+static int clip_row(int64_t row, int num) { return row < 0 ? 0 : row < num ? (int)row : num; }
+
 static piece piece_of(const kvr_schedule *s, int request, int source, int block) {
   const kvr_rows rows = *kvr_layout_rows(&s->layout, request, source);
   const int share = kvr_layout_share(&s->layout, request, source);
   const int64_t begin = (int64_t)block * s->options.tile, end = begin + s->options.tile;
-  const int new_begin = (int)(begin > share ? begin - share : 0);
-  const int new_end = (int)(end > share ? end - share : 0);
-  const kvr_rows slice = kvr_rows_slice(rows, kvr_min(new_begin, rows.num), new_end);
+  const kvr_rows slice =
+      kvr_rows_slice(rows, clip_row(begin - share, rows.num), clip_row(end - share, rows.num));
   return (piece){.num_cached = kvr_schedule_block_len(s, request, source, block),
                  .num_new = slice.num,
                  .rows = slice};
@@ -134,16 +135,19 @@ static kvr_status attend(kvr_schedule *s, kvr_at at, int r, int first, int last)
   return kvr_build_attend(s, &a);
 }
 
+/* How many of num new tokens from `token` on rank r owns; an empty run may start anywhere. */
+static int num_owned(const kvr_schedule *s, int request, int r, int token, int num) {
+  const int begin = s->problem.requests[request].num_cached;
+  if (num == 0) return 0;
+  return kvr_map_count(&s->problem.cache, begin + token + num, r) -
+         kvr_map_count(&s->problem.cache, begin + token, r);
+}
+
 /* Rank r stores those new tokens of the block that it owns. */
 static kvr_status write_passing(kvr_schedule *s, kvr_at at, int r) {
   const piece p = piece_at(s, at.request, r, at.step);
-  const int cached = s->problem.requests[at.request].num_cached;
-  const kvr_cache_desc *cache = &s->problem.cache;
-  const int head = kvr_map_count(cache, cached + p.rows.t0 + p.rows.split, r) -
-                   kvr_map_count(cache, cached + p.rows.t0, r);
-  const int tail = kvr_map_count(cache, cached + p.rows.t1 + p.num_new - p.rows.split, r) -
-                   kvr_map_count(cache, cached + p.rows.t1, r);
-  const int owned = (p.rows.split > 0 ? head : 0) + (p.num_new > p.rows.split ? tail : 0);
+  const int owned = num_owned(s, at.request, r, p.rows.t0, p.rows.split) +
+                    num_owned(s, at.request, r, p.rows.t1, p.num_new - p.rows.split);
   if (owned == 0) return KVR_OK;
   return kvr_build_cache_write(s, at,
                                kvr_make_ref(KVR_BUF_SLOT, r, at.step % s->options.num_slots,

@@ -136,24 +136,56 @@ static void scratch_does_not_grow_with_the_context(void **state) {
 
 /* ---- the largest lengths ---- */
 
+static void check_totals(const kvr_strategy *strategy, const kvr_problem *p, int tile) {
+  kvr_schedule *s = schedule_of(strategy, p, tile); /* and verified */
+  const kvr_totals totals = kvr_schedule_totals(s);
+  assert_true(totals.bytes_moved == strategy->bytes(s));
+  assert_true(totals.state_bytes >= 0);
+  if (strategy == &kvr_strategy_ring && p->window == 0 && request.num_new > 0) {
+    const int64_t tokens = (int64_t)request.num_cached + request.num_new; /* of 1024 bytes */
+    assert_true(totals.bytes_moved == (p->cache.num_ranks - 1) * tokens * 1024);
+  }
+  kvr_schedule_destroy(s);
+}
+
 static void lengths_up_to_the_largest_int_are_planned(void **state) {
   (void)state;
   static const int tiles[] = {INT_MAX, 1 << 30, 1 << 27};
+  static const int lengths[][2] = {{INT_MAX - 3, 3},
+                                   {INT_MAX, 0},
+                                   {0, INT_MAX},
+                                   {1 << 30, 1 << 29}};
   for (int i = 0; i < kvr_num_strategies(); i++)
     for (int t = 0; t < 3; t++)
-      for (int P = 1; P <= 8; P += 7)
-        for (int window = 0; window <= 1000; window += 1000) {
+      for (int n = 0; n < 4; n++)
+        for (int k = 0; k < 6; k++) {
           const kvr_strategy *strategy = kvr_strategy_get(i);
-          if (!strategy->serves_cache) continue;
-          kvr_problem p = problem_of(P, INT_MAX - 3, 3);
-          p.window = window;
-          kvr_schedule *s = schedule_of(strategy, &p, tiles[t]); /* verified */
-          const kvr_totals totals = kvr_schedule_totals(s);
-          assert_true(totals.bytes_moved == strategy->bytes(s));
-          if (strategy == &kvr_strategy_ring && window == 0) /* 1024 bytes of K and V a token */
-            assert_true(totals.bytes_moved == (int64_t)(P - 1) * INT_MAX * 1024);
-          kvr_schedule_destroy(s);
+          kvr_problem p = problem_of(k % 2 ? 8 : 1, lengths[n][0], lengths[n][1]);
+          p.window = k % 3 == 0 ? 0 : k % 3 == 1 ? 1000 : INT_MAX;
+          p.cache.interleave = k < 3 ? 1 : INT_MAX;
+          if (strategy->serves_cache || lengths[n][0] == 0) check_totals(strategy, &p, tiles[t]);
         }
+}
+
+/* Refused with a status instead of a number that has wrapped. */
+static void expect_uncountable(const kvr_problem *p, int tile, const char *words) {
+  const kvr_options options = {.struct_size = sizeof options, .strategy = "ring", .tile = tile};
+  kvr_plan_info info = {.num_ops = 77};
+  assert_int_equal(kvr_plan_estimate(p, &options, &info), KVR_E_RANGE);
+  assert_int_equal(info.num_ops, 77);
+  if (strstr(kvr_error_message(), words) == NULL)
+    fail_msg("message '%s' does not say '%s'", kvr_error_message(), words);
+}
+
+static void more_steps_or_bytes_than_can_be_counted_are_refused(void **state) {
+  (void)state;
+  int weights[4096] = {1}; /* one rank holds all of the cache */
+  kvr_problem p = problem_of(4096, INT_MAX - 1, 1);
+  p.cache.weights = weights;
+  expect_uncountable(&p, 1024, "the limit is 2147483647: use a larger tile");
+  p = problem_of(8, INT_MAX - 1, 1);
+  p.cache.num_kv_heads = 1 << 19, p.cache.head_dim = 511, p.num_q_heads = 1 << 19;
+  expect_uncountable(&p, INT_MAX, "the limit is 9e18: use fewer tokens or heads");
 }
 
 /* Slots of 2^31 rows of 2^31 bytes: from 5 on they do not fit 64 bits. */
@@ -184,6 +216,7 @@ int main(void) {
       cmocka_unit_test(a_share_hops_once_per_block_and_rank),
       cmocka_unit_test(scratch_does_not_grow_with_the_context),
       cmocka_unit_test(lengths_up_to_the_largest_int_are_planned),
+      cmocka_unit_test(more_steps_or_bytes_than_can_be_counted_are_refused),
       cmocka_unit_test(memory_beyond_64_bits_is_refused_not_wrapped),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
