@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "choose/choose.h"
 #include "core/validate.h"
+#include "device/watch.h"
 
 typedef enum plan_state { PLAN_READY, PLAN_IN_FLIGHT, PLAN_DONE, PLAN_POISONED } plan_state;
 
@@ -155,6 +156,7 @@ static kvr_status measure(kvr_plan *plan, const kvr_problem *p, const kvr_option
 
 static kvr_status init(kvr_plan *plan, const kvr_problem *p, const kvr_options *options) {
   kvr_session *s = plan->session;
+  KVR_TRY(kvr_group_check_moving(s->group));
   KVR_TRY(kvr_problem_check(p, options));
   KVR_TRY(check_layout(s, p));
   KVR_TRY(check_requests(s, p));
@@ -195,6 +197,7 @@ void kvr_plan_destroy(kvr_plan *plan) {
 
 static kvr_status check_runnable(const kvr_plan *plan) {
   const kvr_problem *p = &plan->schedule->problem;
+  KVR_TRY(kvr_group_check_moving(plan->session->group));
   if (plan->state == PLAN_POISONED)
     return kvr_fail(KVR_E_STATE, "the plan failed before; create a new one");
   if (plan->session->in_flight != NULL)

@@ -6,8 +6,6 @@
 #ifndef KVR_CORE_PAGES_H
 #define KVR_CORE_PAGES_H
 
-#include <stdbool.h>
-
 #include "kvring/status.h"
 
 /* A request: its block table, and what the cache keeps with it. */
@@ -16,7 +14,6 @@ typedef struct kvr_table {
   int num_entries, cap_entries;
   int *entries; /* (num_entries) pages */
   int length;   /* [tokens] */
-  bool failed;
 } kvr_table;
 
 typedef struct kvr_pages {

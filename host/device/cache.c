@@ -203,16 +203,6 @@ void kvr_cache_commit(kvr_cache *c, int id, int num_tokens) {
   if (t != NULL) t->length = num_tokens;
 }
 
-void kvr_cache_mark_failed(kvr_cache *c, int id) {
-  kvr_table *t = kvr_pages_find(&c->pages, id);
-  if (t != NULL) t->failed = true;
-}
-
-static kvr_status check_sound(const kvr_table *t) {
-  if (!t->failed) return KVR_OK;
-  return kvr_fail(KVR_E_STATE, "cache request %d was poisoned by a failed step: release it", t->id);
-}
-
 /* ---- sharing ---- */
 
 /* Pages that num_tokens tokens fill completely on every rank, or -1 if they do not. Ranks that
@@ -236,7 +226,6 @@ kvr_status kvr_cache_share(kvr_cache *c, int id, int num_tokens, int *out_id) {
   if (num_tokens < 0 || num_tokens > t->length)
     return kvr_fail(KVR_E_RANGE, "num_tokens is %d; cache request %d has %d tokens", num_tokens, id,
                     t->length);
-  KVR_TRY(check_sound(t));
   const int num_pages = whole_pages(&c->desc, num_tokens);
   if (num_pages < 0) {
     int fit = num_tokens - 1;
@@ -262,7 +251,6 @@ static int first_open_entry(const kvr_cache_desc *d, int num_tokens) {
 kvr_status kvr_cache_check(const kvr_cache *c, int id) {
   kvr_table *t = NULL;
   KVR_TRY(kvr_cache_find(c, id, &t));
-  KVR_TRY(check_sound(t));
   const int shared = kvr_pages_find_shared(&c->pages, t, first_open_entry(&c->desc, t->length));
   if (shared < 0) return KVR_OK;
   return kvr_fail(

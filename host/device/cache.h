@@ -15,12 +15,10 @@ cl_mem kvr_cache_buffer(const kvr_cache *cache, int rank, int i, int *page_first
 bool kvr_cache_owns(const kvr_cache *cache, cl_mem mem);
 
 /* Whether a step may append to the request. Errors: KVR_E_RANGE for an unknown id, KVR_E_STATE
- * after kvr_cache_mark_failed, or when the next token would go into a page that another request
- * shares (a truncated one can get there). */
+ * when the next token would go into a page that another request shares (a truncated one can get
+ * there). */
 kvr_status kvr_cache_check(const kvr_cache *cache, int id);
 /* Sets the length after a step has written its tokens. */
 void kvr_cache_commit(kvr_cache *cache, int id, int num_tokens);
-/* Poisons a request: all that is left is to read, truncate or release it. */
-void kvr_cache_mark_failed(kvr_cache *cache, int id);
 
 #endif

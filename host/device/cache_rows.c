@@ -9,9 +9,51 @@
 #include "base/error.h"
 #include "core/layout.h"
 #include "device/cl_error.h"
+#include "device/watch.h"
 
 /* Rows go through the host in blocks of about this size. */
 enum { STAGING_BYTES = 4 << 20 };
+
+/* ---- transfers ---- */
+
+/* Bytes of a rank's buffer from or to the host; one of from and to is NULL. */
+typedef struct transfer {
+  int rank;
+  cl_mem buffer;
+  size_t offset, size;
+  const void *from;
+  void *to;
+} transfer;
+
+static kvr_status enqueue(cl_command_queue queue, const transfer *t, cl_event *event) {
+  if (t->from != NULL)
+    KVR_CL(clEnqueueWriteBuffer,
+           (queue, t->buffer, CL_FALSE, t->offset, t->size, t->from, 0, NULL, event));
+  else
+    KVR_CL(clEnqueueReadBuffer,
+           (queue, t->buffer, CL_FALSE, t->offset, t->size, t->to, 0, NULL, event));
+  return KVR_OK;
+}
+
+static kvr_status enqueue_and_wait(kvr_group *group, const transfer *t) {
+  const cl_command_queue queue = group->ranks[t->rank].queue;
+  cl_event event;
+  KVR_TRY(enqueue(queue, t, &event));
+  const cl_int code = clFlush(queue);
+  kvr_status status = kvr_watch_event(group, event, NULL, NULL);
+  if (status == KVR_OK) status = kvr_cl_check(code, "clFlush");
+  clReleaseEvent(event);
+  return status;
+}
+
+/* Blocking. After a timeout the host's memory may still be read or written. */
+static kvr_status perform(const kvr_cache *c, const transfer *t) {
+  KVR_TRY(kvr_group_check_moving(c->group));
+  const kvr_status status = enqueue_and_wait(c->group, t);
+  if (status != KVR_OK) kvr_fail_at(status, "rank %d: KV cache", t->rank);
+  if (status == KVR_E_TIMEOUT) kvr_group_explain_stuck(c->group);
+  return status;
+}
 
 /* ---- rows of a request ---- */
 
@@ -76,14 +118,16 @@ static kvr_status move_run(const rows *m, int rank, int local, int num) {
   const size_t offset = (size_t)(page % c->pages_per_buffer) * c->page_bytes +
                         (size_t)(local % c->desc.page_size) * c->row_bytes;
   const size_t size = (size_t)num * c->row_bytes;
-  const cl_command_queue queue = c->group->ranks[rank].queue;
-  if (m->k_in != NULL) {
-    gather(m, rank, local, num);
-    KVR_CL(clEnqueueWriteBuffer, (queue, buffer, CL_TRUE, offset, size, m->staging, 0, NULL, NULL));
-  } else {
-    KVR_CL(clEnqueueReadBuffer, (queue, buffer, CL_TRUE, offset, size, m->staging, 0, NULL, NULL));
-    scatter(m, rank, local, num);
-  }
+  const bool in = m->k_in != NULL;
+  const transfer t = {.rank = rank,
+                      .buffer = buffer,
+                      .offset = offset,
+                      .size = size,
+                      .from = in ? m->staging : NULL,
+                      .to = in ? NULL : m->staging};
+  if (in) gather(m, rank, local, num);
+  KVR_TRY(perform(c, &t));
+  if (!in) scatter(m, rank, local, num);
   return KVR_OK;
 }
 
@@ -93,8 +137,7 @@ static kvr_status move_rank(const rows *m, int rank, int end) {
   const int last = kvr_map_count(d, end, rank);
   for (int local = kvr_map_count(d, m->first, rank), num; local < last; local += num) {
     num = run_length(m, local, kvr_min(last - local, m->staging_rows));
-    const kvr_status status = move_run(m, rank, local, num);
-    if (status != KVR_OK) return kvr_fail_at(status, "rank %d: KV cache", rank);
+    KVR_TRY(move_run(m, rank, local, num));
   }
   return KVR_OK;
 }
@@ -109,7 +152,7 @@ static kvr_status move(rows *m, int num_tokens) {
   kvr_status status = KVR_OK;
   for (int r = 0; r < c->desc.num_ranks && status == KVR_OK; r++)
     status = move_rank(m, r, m->first + num_tokens);
-  free(m->staging);
+  kvr_group_free_host(c->group, m->staging);
   return status;
 }
 
@@ -162,9 +205,11 @@ kvr_status kvr_cache_export(const kvr_cache *c, int rank, void *bytes, size_t si
   for (int i = 0; i < c->num_buffers; i++) {
     int first, count;
     const cl_mem buffer = kvr_cache_buffer(c, rank, i, &first, &count);
-    KVR_CL(clEnqueueReadBuffer,
-           (c->group->ranks[rank].queue, buffer, CL_TRUE, 0, (size_t)count * c->page_bytes,
-            (char *)bytes + (size_t)first * c->page_bytes, 0, NULL, NULL));
+    const transfer t = {.rank = rank,
+                        .buffer = buffer,
+                        .size = (size_t)count * c->page_bytes,
+                        .to = (char *)bytes + (size_t)first * c->page_bytes};
+    KVR_TRY(perform(c, &t));
   }
   return KVR_OK;
 }
@@ -174,9 +219,11 @@ kvr_status kvr_cache_import(kvr_cache *c, int rank, const void *bytes, size_t si
   for (int i = 0; i < c->num_buffers; i++) {
     int first, count;
     const cl_mem buffer = kvr_cache_buffer(c, rank, i, &first, &count);
-    KVR_CL(clEnqueueWriteBuffer,
-           (c->group->ranks[rank].queue, buffer, CL_TRUE, 0, (size_t)count * c->page_bytes,
-            (const char *)bytes + (size_t)first * c->page_bytes, 0, NULL, NULL));
+    const transfer t = {.rank = rank,
+                        .buffer = buffer,
+                        .size = (size_t)count * c->page_bytes,
+                        .from = (const char *)bytes + (size_t)first * c->page_bytes};
+    KVR_TRY(perform(c, &t));
   }
   return KVR_OK;
 }

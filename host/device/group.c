@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "core/validate.h"
 #include "device/cl_error.h"
+#include "device/watch.h"
 #include "kvring/opencl.h"
 
 /* ---- memory of a rank ---- */
@@ -196,19 +197,26 @@ kvr_status kvr_group_create(const kvr_group_desc *desc, kvr_group **out) {
   return KVR_OK;
 }
 
-static void release_queues(kvr_rank *rank) {
+static void release_rank_queues(kvr_rank *rank) {
   if (rank->copy_queue != NULL && rank->copy_queue != rank->queue)
     clReleaseCommandQueue(rank->copy_queue);
   if (rank->queue != NULL) clReleaseCommandQueue(rank->queue);
 }
 
-void kvr_group_destroy(kvr_group *group) {
-  if (group == NULL) return;
+static void release_objects(kvr_group *group) {
   for (int r = 0; group->ranks != NULL && r < group->num_ranks; r++)
-    release_queues(&group->ranks[r]);
+    release_rank_queues(&group->ranks[r]);
   if (group->ranks != NULL && group->ranks[0].context != NULL)
     clReleaseContext(group->ranks[0].context);
   kvr_places_fini(&group->places);
+}
+
+void kvr_group_destroy(kvr_group *group) {
+  if (group == NULL) return;
+  if (kvr_group_is_stuck(group))
+    free(group->places.list); /* the rest is left to the driver */
+  else
+    release_objects(group);
   free(group->infos);
   free(group->ranks);
   free(group);
@@ -271,18 +279,30 @@ kvr_status kvr_group_queue(const kvr_group *group, int rank, cl_command_queue *o
 
 /* ---- buffers ---- */
 
-static kvr_status check_alloc(const kvr_group *group, int rank, size_t bytes, const char *what) {
+static kvr_status check_alloc(const kvr_group *group, int rank, size_t bytes, size_t allocated,
+                              const char *what) {
   const kvr_rank *r = &group->ranks[rank];
   if (bytes > r->max_alloc)
     return kvr_fail(KVR_E_OOM,
                     "rank %d: %s needs a buffer of %zu bytes, the largest allocation of %s is %zu: "
                     "make it smaller",
                     rank, what, bytes, group->infos[rank].name, r->max_alloc);
-  if (bytes > r->budget - r->allocated)
+  if (bytes > r->budget - allocated)
     return kvr_fail(KVR_E_OOM,
                     "rank %d: %s needs %zu bytes, but %zu of the budget of %zu are in use: raise "
                     "memory_budget, or use fewer pages or smaller limits",
-                    rank, what, bytes, r->allocated, r->budget);
+                    rank, what, bytes, allocated, r->budget);
+  return KVR_OK;
+}
+
+/* Counts bytes as allocated if the budget allows it, also against other threads. */
+static kvr_status take(kvr_group *group, int rank, size_t bytes, const char *what) {
+  kvr_rank *r = &group->ranks[rank];
+  size_t before = atomic_load(&r->allocated), peak = atomic_load(&r->peak);
+  do KVR_TRY(check_alloc(group, rank, bytes, before, what));
+  while (!atomic_compare_exchange_weak(&r->allocated, &before, before + bytes));
+  while (peak < before + bytes && !atomic_compare_exchange_weak(&r->peak, &peak, before + bytes)) {
+  }
   return KVR_OK;
 }
 
@@ -291,21 +311,22 @@ kvr_status kvr_group_alloc(kvr_group *group, int rank, size_t bytes, const char 
   *out = NULL;
   KVR_TRY(kvr_group_check_rank(group, rank));
   if (bytes == 0) return KVR_OK;
-  KVR_TRY(check_alloc(group, rank, bytes, what));
-  kvr_rank *r = &group->ranks[rank];
+  KVR_TRY(kvr_group_check_moving(group));
+  KVR_TRY(take(group, rank, bytes, what));
   cl_int code;
-  const cl_mem mem = clCreateBuffer(r->context, CL_MEM_READ_WRITE, bytes, NULL, &code);
-  if (code != CL_SUCCESS)
+  const cl_mem mem =
+      clCreateBuffer(group->ranks[rank].context, CL_MEM_READ_WRITE, bytes, NULL, &code);
+  if (code != CL_SUCCESS) {
+    atomic_fetch_sub(&group->ranks[rank].allocated, bytes);
     return kvr_fail_at(kvr_cl_check(code, "clCreateBuffer"), "rank %d: %s of %zu bytes", rank, what,
                        bytes);
-  r->allocated += bytes;
-  if (r->allocated > r->peak) r->peak = r->allocated;
+  }
   *out = mem;
   return KVR_OK;
 }
 
 void kvr_group_free(kvr_group *group, int rank, cl_mem mem, size_t bytes) {
   if (mem == NULL) return;
-  clReleaseMemObject(mem);
-  group->ranks[rank].allocated -= bytes;
+  if (!kvr_group_is_stuck(group)) clReleaseMemObject(mem);
+  atomic_fetch_sub(&group->ranks[rank].allocated, bytes);
 }

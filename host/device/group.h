@@ -7,6 +7,7 @@
 #endif
 #include <CL/cl.h>
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "device/device_select.h"
@@ -16,9 +17,9 @@ typedef struct kvr_rank {
   cl_device_id device; /* a root device or a sub-device (then released with the group) */
   cl_context context;  /* shared by all ranks of a group for now; belongs to the rank by design */
   cl_command_queue queue;
-  cl_command_queue copy_queue;    /* equal to queue when the group has no copy queues */
-  size_t max_alloc;               /* largest single buffer [bytes] */
-  size_t allocated, peak, budget; /* bytes */
+  cl_command_queue copy_queue;   /* equal to queue when the group has no copy queues */
+  size_t max_alloc, budget;      /* largest single buffer, all buffers [bytes] */
+  atomic_size_t allocated, peak; /* [bytes] */
 } kvr_rank;
 
 struct kvr_group {
@@ -28,6 +29,9 @@ struct kvr_group {
   double timeout; /* [seconds] > 0 */
   void (*notice)(void *user, const char *text);
   void *notice_user;
+  /* watch.h: a command did not end in time */
+  atomic_bool is_stuck;
+  char why_stuck[1024];
   /* private to group.c below */
   kvr_device_info *infos; /* (num_ranks) */
   kvr_places places;      /* rank r runs on place r % num; owns the sub-devices */
@@ -41,9 +45,10 @@ __attribute__((format(printf, 2, 3))) void kvr_group_notice(const kvr_group *gro
                                                             const char *format, ...);
 
 /* Allocates one buffer on a rank and counts it; bytes = 0 gives NULL. what names it in messages.
- * Errors: KVR_E_OOM naming bytes, budget or largest allocation, and the fix; KVR_E_CL. */
+ * Errors: KVR_E_OOM naming bytes, budget or largest allocation, and the fix; KVR_E_CL;
+ * KVR_E_STATE when the group is stuck. Threads may allocate and free at the same time. */
 kvr_status kvr_group_alloc(kvr_group *group, int rank, size_t bytes, const char *what, cl_mem *out);
-/* Accepts NULL. bytes as allocated. */
+/* Accepts NULL. bytes as allocated. A buffer of a stuck group is left to the driver. */
 void kvr_group_free(kvr_group *group, int rank, cl_mem mem, size_t bytes);
 
 #endif

@@ -26,6 +26,13 @@ typedef struct kvr_rank_exec {
   cl_event input_ready; /* of the step in flight */
 } kvr_rank_exec;
 
+/* The end of a transfer, or an event of the caller's, that the end of the step waits for. */
+typedef struct kvr_sink {
+  cl_event event;
+  int rank;         /* -1: the caller's event */
+  const char *what; /* "upload of q" */
+} kvr_sink;
+
 struct kvr_exec {
   kvr_group *group;
   kvr_cache *cache;
@@ -35,15 +42,16 @@ struct kvr_exec {
   size_t bytes; /* of one rank */
   kvr_exec_gate *gate;
   void *gate_data;
+  int *host_tables; /* (max_requests, max_table_entries) copies that uploads read, and sinks: the */
+  float *host_sinks; /* cache and the plan may change or end while a command is stuck */
   /* the step in flight */
   const kvr_schedule *schedule;
   kvr_trace_record *records;
   cl_event *events; /* (num_ops); NULL before enqueueing and once harvested */
   cl_event *waits;  /* scratch: wait list */
   cl_uint num_waits, cap_waits;
-  cl_event *sinks; /* (num_sinks) ends of the step that no op waits for */
-  int *sink_ranks;
-  int num_sinks, cap_sinks;
+  kvr_sink *sinks; /* (num_sinks) inputs, from num_inputs on outputs */
+  int num_sinks, num_inputs, cap_sinks;
   int num_enqueued, num_harvested;
 };
 
@@ -71,12 +79,21 @@ kvr_status kvr_exec_waits_add(kvr_exec *exec, cl_event event);
 static inline const cl_event *kvr_exec_waits(const kvr_exec *exec) {
   return exec->num_waits > 0 ? exec->waits : NULL;
 }
-/* Remembers an event that the end of the step must wait for (taken over). */
-kvr_status kvr_exec_add_sink(kvr_exec *exec, int rank, cl_event event);
+/* Remembers an event that the end of the step must wait for (taken over); what is borrowed. */
+kvr_status kvr_exec_add_sink(kvr_exec *exec, int rank, const char *what, cl_event event);
 kvr_status kvr_exec_flush(kvr_exec *exec, int rank, int queue);
 
 /* launch.c: one op, after the current wait list; *event is owned by the caller */
 kvr_status kvr_exec_launch(kvr_exec *exec, const kvr_op *op, cl_event *event);
+
+/* complete.c */
+/* Puts rank, op and its place before the message. */
+kvr_status kvr_exec_fail_op(const kvr_exec *exec, int op, kvr_status status);
+/* Waits for the ops before end and notes their times. */
+kvr_status kvr_exec_harvest(kvr_exec *exec, int end);
+/* Ends the step in flight. After a failure (status), waits until nothing of it is in flight any
+ * more; returns status, or KVR_E_TIMEOUT if that does not happen. */
+kvr_status kvr_exec_end(kvr_exec *exec, kvr_status status);
 
 /* io.c */
 kvr_status kvr_exec_upload(kvr_exec *exec, const kvr_io *io, cl_uint num_waits,

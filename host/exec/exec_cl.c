@@ -6,6 +6,7 @@
 #include "base/arith.h"
 #include "base/error.h"
 #include "device/cl_error.h"
+#include "device/watch.h"
 #include "exec/exec.h"
 
 /* Ops in flight before the host waits for old ones: drivers slow down with long queues. */
@@ -44,6 +45,15 @@ static kvr_status allocate_rank(kvr_exec *x, int rank) {
   return KVR_OK;
 }
 
+static kvr_status allocate_host(kvr_exec *x) {
+  x->ranks = calloc((size_t)x->group->num_ranks, sizeof *x->ranks);
+  x->host_tables = calloc((size_t)x->desc.max_requests + 1, table_bytes(x));
+  x->host_sinks = malloc(sink_bytes(x));
+  if (x->ranks == NULL || x->host_tables == NULL || x->host_sinks == NULL)
+    return kvr_fail(KVR_E_OOM, "no host memory for the executor");
+  return KVR_OK;
+}
+
 static void free_rank(kvr_exec *x, int rank) {
   kvr_rank_exec *r = &x->ranks[rank];
   for (int b = 0; b < KVR_NUM_BUFFERS; b++) {
@@ -67,8 +77,7 @@ static kvr_status init(kvr_exec *x) {
   x->row_bytes = kvr_problem_row_bytes(&shape);
   x->bytes = kvr_footprint_bytes(&x->desc.footprint, &x->row_bytes) +
              (size_t)x->desc.max_requests * table_bytes(x) + sink_bytes(x);
-  x->ranks = calloc((size_t)x->group->num_ranks, sizeof *x->ranks);
-  if (x->ranks == NULL) return kvr_fail(KVR_E_OOM, "no host memory for the executor");
+  KVR_TRY(allocate_host(x));
   for (int r = 0; r < x->group->num_ranks; r++) KVR_TRY(allocate_rank(x, r));
   KVR_TRY(kvr_exec_create_kernels(x));
   return kvr_exec_build(x, x->desc.out_dtype);
@@ -96,10 +105,11 @@ void kvr_exec_destroy(kvr_exec *x) {
     kvr_exec_destroy_kernels(x);
     for (int r = 0; r < x->group->num_ranks; r++) free_rank(x, r);
   }
+  kvr_group_free_host(x->group, x->host_tables);
+  kvr_group_free_host(x->group, x->host_sinks);
   free(x->ranks);
   free(x->waits);
   free(x->sinks);
-  free(x->sink_ranks);
   free(x);
 }
 
@@ -109,125 +119,6 @@ void kvr_exec_set_gate(kvr_exec *x, kvr_exec_gate *gate, void *data) {
 }
 
 size_t kvr_exec_bytes(const kvr_exec *x) { return x->bytes; }
-
-/* ---- completion ---- */
-
-static kvr_status fail_op(kvr_exec *x, int i, kvr_status status) {
-  const kvr_op *op = &x->schedule->ops[i];
-  return kvr_fail_at(status, "rank %d, op %d (%s)", op->rank, i, kvr_op_name(op->kind));
-}
-
-/* Times of a completed op. Clocks of some drivers report an end before the start, or nothing: such
- * a record keeps zeros. */
-static void read_times(cl_event event, kvr_trace_record *record) {
-  cl_ulong start = 0, end = 0;
-  const cl_int a =
-      clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof start, &start, NULL);
-  const cl_int b = clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof end, &end, NULL);
-  if (a != CL_SUCCESS || b != CL_SUCCESS || end < start || start == 0) return;
-  record->start_ns = (int64_t)start;
-  record->end_ns = (int64_t)end;
-}
-
-static kvr_status check_event(cl_event event) {
-  cl_int status = CL_COMPLETE;
-  KVR_CL(clGetEventInfo, (event, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof status, &status, NULL));
-  return status < 0 ? kvr_cl_check(status, "command") : KVR_OK;
-}
-
-/* All waiting of the executor goes through here. The status of the event itself says more than the
- * wait's, so only that is reported. */
-static kvr_status wait_for(cl_event event) {
-  const cl_int code = clWaitForEvents(1, &event);
-  KVR_TRY(check_event(event));
-  return kvr_cl_check(code, "clWaitForEvents");
-}
-
-/* Waits for op i, notes its times and lets go of its event. */
-static kvr_status harvest(kvr_exec *x, int i) {
-  const kvr_status status = wait_for(x->events[i]);
-  if (status == KVR_OK)
-    read_times(x->events[i], &x->records[i]);
-  else
-    x->records[i].bytes = x->records[i].state_bytes = 0;
-  if (status != KVR_OK) return fail_op(x, i, status); /* abandon lets go of it */
-  clReleaseEvent(x->events[i]);
-  x->events[i] = NULL;
-  return KVR_OK;
-}
-
-static void finish_queues(kvr_exec *x) {
-  for (int r = 0; r < x->group->num_ranks; r++)
-    for (int q = 0; q < 2; q++) clFinish(kvr_exec_queue(x, r, q));
-}
-
-/* After the first failure the rest only has to end: the ops that follow from it would say less. */
-static void abandon(kvr_exec *x) {
-  for (int i = x->num_harvested; i < x->num_enqueued; i++) clWaitForEvents(1, &x->events[i]);
-  finish_queues(x);
-  for (; x->num_harvested < x->num_enqueued; x->num_harvested++) {
-    const int i = x->num_harvested;
-    clReleaseEvent(x->events[i]);
-    x->events[i] = NULL;
-    x->records[i].bytes = x->records[i].state_bytes = 0;
-  }
-}
-
-static kvr_status harvest_until(kvr_exec *x, int end) {
-  while (x->num_harvested < end) {
-    const kvr_status status = harvest(x, x->num_harvested);
-    if (status != KVR_OK) {
-      abandon(x);
-      return status;
-    }
-    x->num_harvested++;
-  }
-  return KVR_OK;
-}
-
-static kvr_status wait_for_sinks(kvr_exec *x, kvr_status status) {
-  for (int i = 0; i < x->num_sinks; i++) {
-    if (status == KVR_OK) {
-      status = wait_for(x->sinks[i]);
-      if (status != KVR_OK) kvr_fail_at(status, "rank %d, input or output", x->sink_ranks[i]);
-    } else {
-      clWaitForEvents(1, &x->sinks[i]);
-    }
-  }
-  if (status != KVR_OK) finish_queues(x);
-  for (int i = 0; i < x->num_sinks; i++) clReleaseEvent(x->sinks[i]);
-  x->num_sinks = 0;
-  return status;
-}
-
-static void end_step(kvr_exec *x) {
-  for (int r = 0; r < x->group->num_ranks; r++) {
-    if (x->ranks[r].input_ready != NULL) clReleaseEvent(x->ranks[r].input_ready);
-    x->ranks[r].input_ready = NULL;
-  }
-  free(x->events);
-  x->events = NULL;
-  x->schedule = NULL;
-  x->records = NULL;
-  x->num_enqueued = x->num_harvested = 0;
-}
-
-kvr_status kvr_exec_wait(kvr_exec *x) {
-  if (x->schedule == NULL) return KVR_OK;
-  const kvr_status status = wait_for_sinks(x, harvest_until(x, x->num_enqueued));
-  end_step(x);
-  return status;
-}
-
-/* After a failed enqueue: lets everything that was enqueued end, and keeps the message. */
-static kvr_status drain(kvr_exec *x, kvr_status status) {
-  finish_queues(x);
-  abandon(x);
-  for (int i = 0; i < x->num_sinks; i++) clReleaseEvent(x->sinks[i]);
-  x->num_sinks = 0;
-  end_step(x);
-  return status;
-}
 
 /* ---- walking ---- */
 
@@ -273,10 +164,10 @@ static kvr_status enqueue_ops(kvr_exec *x) {
     if (i - x->num_harvested >= MAX_IN_FLIGHT) {
       for (int r = 0; r < x->group->num_ranks; r++)
         for (int q = 0; q < 2; q++) KVR_TRY(kvr_exec_flush(x, r, q));
-      KVR_TRY(harvest_until(x, i - MAX_IN_FLIGHT / 2));
+      KVR_TRY(kvr_exec_harvest(x, i - MAX_IN_FLIGHT / 2));
     }
     const kvr_status status = enqueue_op(x, i);
-    if (status != KVR_OK) return fail_op(x, i, status);
+    if (status != KVR_OK) return kvr_exec_fail_op(x, i, status);
   }
   return KVR_OK;
 }
@@ -287,7 +178,7 @@ static kvr_status rank_event(kvr_exec *x, int rank, cl_event *out) {
   for (int i = x->num_harvested; i < x->schedule->num_ops; i++)
     if (x->schedule->ops[i].rank == rank) KVR_TRY(kvr_exec_waits_add(x, x->events[i]));
   for (int i = 0; i < x->num_sinks; i++)
-    if (x->sink_ranks[i] == rank) KVR_TRY(kvr_exec_waits_add(x, x->sinks[i]));
+    if (x->sinks[i].rank == rank) KVR_TRY(kvr_exec_waits_add(x, x->sinks[i].event));
   KVR_CL(clEnqueueMarkerWithWaitList,
          (kvr_exec_queue(x, rank, 0), x->num_waits, kvr_exec_waits(x), out));
   return KVR_OK;
@@ -333,5 +224,5 @@ kvr_status kvr_exec_enqueue(kvr_exec *x, const kvr_schedule *schedule, const kvr
   x->records = records;
   memset(records, 0, (size_t)schedule->num_ops * sizeof *records);
   const kvr_status status = enqueue_all(x, io, num_waits, waits, events);
-  return status == KVR_OK ? KVR_OK : drain(x, status);
+  return status == KVR_OK ? KVR_OK : kvr_exec_end(x, status);
 }

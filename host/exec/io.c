@@ -1,5 +1,7 @@
 /* Inputs to the ranks' buffers, and outputs back: from and to host memory or the caller's buffers,
  * in token order or one tensor per rank. */
+#include <string.h>
+
 #include "base/arith.h"
 #include "base/error.h"
 #include "device/cl_error.h"
@@ -140,18 +142,37 @@ static kvr_status upload_kv(kvr_exec *x, const kvr_io *io, const run *r, int par
   return move_tokens(x, &m, true, event);
 }
 
-static kvr_status upload_tables(kvr_exec *x, int rank) {
+/* Entries of a request's block table in the copy on the host. */
+static int *host_table(const kvr_exec *x, int request) {
+  return x->host_tables + (size_t)request * (size_t)x->desc.max_table_entries;
+}
+
+static int num_entries(const kvr_exec *x, int request, const int **table) {
+  int num;
+  *table = kvr_cache_table(x->cache, x->schedule->problem.requests[request].cache_id, &num);
+  return *table == NULL ? 0 : kvr_min(num, x->desc.max_table_entries);
+}
+
+static void copy_tables_and_sinks(kvr_exec *x) {
   const kvr_problem *p = &x->schedule->problem;
   for (int i = 0; i < p->num_requests; i++) {
-    int num;
-    const int *table = kvr_cache_table(x->cache, p->requests[i].cache_id, &num);
-    if (num > x->desc.max_table_entries) num = x->desc.max_table_entries;
-    if (table == NULL || num == 0) continue;
+    const int *table;
+    const int num = num_entries(x, i, &table);
+    if (num > 0) memcpy(host_table(x, i), table, (size_t)num * sizeof *table);
+  }
+  if (p->sinks != NULL) memcpy(x->host_sinks, p->sinks, (size_t)p->num_q_heads * sizeof *p->sinks);
+}
+
+static kvr_status upload_tables(kvr_exec *x, int rank) {
+  for (int i = 0; i < x->schedule->problem.num_requests; i++) {
+    const int *table;
+    const int num = num_entries(x, i, &table);
+    if (num == 0) continue;
     cl_event event;
-    KVR_CL(clEnqueueWriteBuffer,
-           (kvr_exec_queue(x, rank, 0), x->ranks[rank].tables[i], CL_FALSE, 0,
-            (size_t)num * sizeof *table, table, x->num_waits, kvr_exec_waits(x), &event));
-    KVR_TRY(kvr_exec_add_sink(x, rank, event));
+    KVR_CL(clEnqueueWriteBuffer, (kvr_exec_queue(x, rank, 0), x->ranks[rank].tables[i], CL_FALSE, 0,
+                                  (size_t)num * sizeof *table, host_table(x, i), x->num_waits,
+                                  kvr_exec_waits(x), &event));
+    KVR_TRY(kvr_exec_add_sink(x, rank, "upload of a block table", event));
   }
   return KVR_OK;
 }
@@ -161,18 +182,18 @@ static kvr_status upload_sinks(kvr_exec *x, int rank) {
   if (p->sinks == NULL) return KVR_OK;
   cl_event event;
   KVR_CL(clEnqueueWriteBuffer, (kvr_exec_queue(x, rank, 0), x->ranks[rank].sinks, CL_FALSE, 0,
-                                (size_t)p->num_q_heads * sizeof *p->sinks, p->sinks, x->num_waits,
-                                kvr_exec_waits(x), &event));
-  return kvr_exec_add_sink(x, rank, event);
+                                (size_t)p->num_q_heads * sizeof *p->sinks, x->host_sinks,
+                                x->num_waits, kvr_exec_waits(x), &event));
+  return kvr_exec_add_sink(x, rank, "upload of sinks", event);
 }
 
 static kvr_status upload_run(kvr_exec *x, const kvr_io *io, const run *r) {
   cl_event event;
   KVR_TRY(upload_q(x, io, r, &event));
-  KVR_TRY(kvr_exec_add_sink(x, r->rank, event));
+  KVR_TRY(kvr_exec_add_sink(x, r->rank, "upload of q", event));
   for (int part = 0; part < 2; part++) {
     KVR_TRY(upload_kv(x, io, r, part, &event));
-    KVR_TRY(kvr_exec_add_sink(x, r->rank, event));
+    KVR_TRY(kvr_exec_add_sink(x, r->rank, part == 0 ? "upload of k" : "upload of v", event));
   }
   return KVR_OK;
 }
@@ -190,16 +211,31 @@ static kvr_status upload_rank(kvr_exec *x, const kvr_io *io, int rank, cl_uint n
     const int n = runs_of(x->schedule, i, rank, runs);
     for (int k = 0; k < n; k++) KVR_TRY(upload_run(x, io, &runs[k]));
   }
-  for (int i = first; i < x->num_sinks; i++) KVR_TRY(kvr_exec_waits_add(x, x->sinks[i]));
+  for (int i = first; i < x->num_sinks; i++) KVR_TRY(kvr_exec_waits_add(x, x->sinks[i].event));
   KVR_CL(clEnqueueMarkerWithWaitList, (kvr_exec_queue(x, rank, 0), x->num_waits, kvr_exec_waits(x),
                                        &x->ranks[rank].input_ready));
   x->ranks[rank].dirty[0] = true;
   return KVR_OK;
 }
 
+/* The caller's events are kept so that a step that waits for them in vain can say so. */
+static kvr_status keep_waits(kvr_exec *x, cl_uint num_waits, const cl_event *waits) {
+  for (cl_uint i = 0; i < num_waits; i++) {
+    KVR_CL(clRetainEvent, (waits[i]));
+    KVR_TRY(kvr_exec_add_sink(x, -1, "an event that the caller passed", waits[i]));
+  }
+  return KVR_OK;
+}
+
 kvr_status kvr_exec_upload(kvr_exec *x, const kvr_io *io, cl_uint num_waits,
                            const cl_event *waits) {
-  for (int r = 0; r < x->group->num_ranks; r++) KVR_TRY(upload_rank(x, io, r, num_waits, waits));
+  KVR_TRY(keep_waits(x, num_waits, waits));
+  copy_tables_and_sinks(x);
+  for (int r = 0; r < x->group->num_ranks; r++) {
+    const kvr_status status = upload_rank(x, io, r, num_waits, waits);
+    if (status != KVR_OK) return kvr_fail_at(status, "rank %d, input", r);
+  }
+  x->num_inputs = x->num_sinks;
   return KVR_OK;
 }
 
@@ -221,7 +257,7 @@ static kvr_status download(kvr_exec *x, const kvr_io *io, const run *r, bool lse
                   .tokens = (size_t)r->num};
   cl_event event;
   KVR_TRY(move_tokens(x, &m, false, &event));
-  return kvr_exec_add_sink(x, r->rank, event);
+  return kvr_exec_add_sink(x, r->rank, lse ? "download of lse" : "download of out", event);
 }
 
 /* Output rows of a rank are complete when its last op that writes OUT is: such ops are chained. */

@@ -35,21 +35,18 @@ kvr_status kvr_exec_waits_add(kvr_exec *exec, cl_event event) {
   return KVR_OK;
 }
 
-kvr_status kvr_exec_add_sink(kvr_exec *exec, int rank, cl_event event) {
+kvr_status kvr_exec_add_sink(kvr_exec *exec, int rank, const char *what, cl_event event) {
   if (exec->num_sinks == exec->cap_sinks) {
     const int larger = exec->cap_sinks == 0 ? 32 : 2 * exec->cap_sinks;
-    cl_event *events = realloc(exec->sinks, (size_t)larger * sizeof(*events));
-    if (events != NULL) exec->sinks = events;
-    int *ranks = realloc(exec->sink_ranks, (size_t)larger * sizeof *ranks);
-    if (ranks != NULL) exec->sink_ranks = ranks;
-    if (events == NULL || ranks == NULL) {
+    kvr_sink *moved = realloc(exec->sinks, (size_t)larger * sizeof *moved);
+    if (moved == NULL) {
       clReleaseEvent(event);
       return kvr_fail(KVR_E_OOM, "no host memory for events");
     }
+    exec->sinks = moved;
     exec->cap_sinks = larger;
   }
-  exec->sinks[exec->num_sinks] = event;
-  exec->sink_ranks[exec->num_sinks++] = rank;
+  exec->sinks[exec->num_sinks++] = (kvr_sink){.event = event, .rank = rank, .what = what};
   return KVR_OK;
 }
 

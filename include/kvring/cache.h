@@ -39,8 +39,7 @@ KVR_API kvr_status kvr_cache_reserve(kvr_cache *cache, int id, int num_tokens);
  * entries past what num_tokens of later steps need are never read, so pass only used ones. */
 KVR_API kvr_status kvr_cache_set_table(kvr_cache *cache, int id, const int *table, int num_entries);
 /* A new request that shares the first num_tokens tokens of id. num_tokens must fill whole pages on
- * every rank. Errors: KVR_E_RANGE naming the nearest smaller length that does, KVR_E_STATE after a
- * failed step. */
+ * every rank. Errors: KVR_E_RANGE naming the nearest smaller length that does. */
 KVR_API kvr_status kvr_cache_share(kvr_cache *cache, int id, int num_tokens, int *out_id);
 /* Gives the pages back and forgets the request. */
 KVR_API kvr_status kvr_cache_release(kvr_cache *cache, int id);
@@ -57,7 +56,7 @@ KVR_API const int *kvr_cache_table(const kvr_cache *cache, int id, int *num_entr
 
 /* Appends num_tokens rows from the host without attention: k, v (num_tokens, num_kv_heads,
  * head_dim) dense, in the cache's dtype. Blocking. Errors: KVR_E_NULL, KVR_E_RANGE, KVR_E_CAPACITY,
- * KVR_E_STATE (see kvr_cache_truncate, or a step failed), KVR_E_CL. */
+ * KVR_E_STATE (see kvr_cache_truncate), KVR_E_CL, and as all that follow KVR_E_TIMEOUT. */
 KVR_API kvr_status kvr_cache_append(kvr_cache *cache, int id, const void *k, const void *v,
                                     int num_tokens);
 /* Reads rows of positions [first, first + num_tokens) back in position order, bit-exact:
@@ -65,7 +64,10 @@ KVR_API kvr_status kvr_cache_append(kvr_cache *cache, int id, const void *k, con
 KVR_API kvr_status kvr_cache_read(const kvr_cache *cache, int id, int first, int num_tokens,
                                   void *k, void *v);
 /* Raw bytes of one rank's whole pool, (num_pages, page_size, 2 * num_kv_heads, head_dim), from or
- * to the host; for tests and checkpoints. Blocking. Errors: KVR_E_RANGE when size differs. */
+ * to the host; for tests and checkpoints. Blocking. Errors: KVR_E_RANGE when size differs.
+ *
+ * These four wait for steps in flight as well. After KVR_E_TIMEOUT (see kvr_group_desc.timeout) the
+ * device may still read or write the memory of an export or import. */
 KVR_API kvr_status kvr_cache_export(const kvr_cache *cache, int rank, void *bytes, size_t size);
 KVR_API kvr_status kvr_cache_import(kvr_cache *cache, int rank, const void *bytes, size_t size);
 /* Bytes of one rank's pool. */

@@ -25,8 +25,11 @@ typedef struct kvr_group_desc {
   int copy_queue;       /* 1: a second in-order queue per rank for copies */
   size_t memory_budget; /* bytes each rank may allocate, cache included; 0: the device's memory
                            divided by the ranks that share it */
-  double timeout;       /* [seconds] a step gives up when nothing of it completes for so long;
-                           0: KVR_DEFAULT_TIMEOUT */
+  double timeout;       /* [seconds] a step gives up (KVR_E_TIMEOUT) when nothing of it completes
+                           for so long; 0: KVR_DEFAULT_TIMEOUT. Commands that the device never
+                           ends hold its queues, so the group is lost then: everything on it gives
+                           KVR_E_STATE, and destroying it and what belongs to it leaves its OpenCL
+                           objects to the driver, which may wait for those commands */
   /* Told, once each, what a user should know although nothing failed, such as a kernel variant that
    * this device cannot run. text is a sentence, valid during the call. NULL: stderr. */
   void (*notice)(void *notice_user, const char *text);

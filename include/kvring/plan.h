@@ -102,7 +102,9 @@ KVR_API kvr_status kvr_plan_row_token(const kvr_plan *plan, int rank, int row, i
 /* Runs the step and waits. On success the cache has grown by the new tokens; on failure its lengths
  * are unchanged and no byte below them was touched. A plan may run once per cache length.
  * Errors: KVR_E_NULL, KVR_E_DTYPE, KVR_E_LAYOUT (strides), KVR_E_CONFLICT (input inside the cache),
- * KVR_E_STATE (session busy, or lengths moved on), KVR_E_CL naming rank, op and call. */
+ * KVR_E_STATE (session busy, or lengths moved on), KVR_E_CL naming rank, op and call; KVR_E_TIMEOUT
+ * naming the op that did not end and what it waits for: the device may still read and write the
+ * tensors of the step, so they must stay, and the group is lost (see kvr_group_desc.timeout). */
 KVR_API kvr_status kvr_plan_run(kvr_plan *plan, const kvr_io *io);
 
 /* Trace of the last run: records of all ops in schedule order (borrowed from the plan). */

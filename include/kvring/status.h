@@ -28,7 +28,8 @@ extern "C" {
   X(E_CL, "an OpenCL call failed")                                                                 \
   X(E_STATE, "the object is busy or was poisoned by an earlier error")                             \
   X(E_IO, "a file cannot be read or written")                                                      \
-  X(E_VERIFY, "a schedule broke one of its own rules")
+  X(E_VERIFY, "a schedule broke one of its own rules")                                             \
+  X(E_TIMEOUT, "nothing completed on the device for too long")
 
 #define KVR_STATUS_ENUM(name, text) KVR_##name,
 typedef enum kvr_status { KVR_STATUS_LIST(KVR_STATUS_ENUM) KVR_NUM_STATUS } kvr_status;

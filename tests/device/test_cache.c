@@ -256,21 +256,6 @@ static void test_shared_tables_can_be_extended(void **state) {
   kvr_cache_destroy(cache);
 }
 
-/* A request that a failed step spoiled can be read, truncated and released. */
-static void test_failed_requests(void **state) {
-  const int prefix = 2 * P * PAGE;
-  int a, b, copy;
-  kvr_cache *cache = shared_cache(*state, prefix, &a, &b);
-  kvr_cache_mark_failed(cache, a);
-  assert_int_equal(kvr_cache_check(cache, a), KVR_E_STATE);
-  assert_int_equal(kvr_cache_append(cache, a, k_rows, v_rows, 1), KVR_E_STATE);
-  assert_int_equal(kvr_cache_share(cache, a, prefix, &copy), KVR_E_STATE);
-  device_ok(kvr_cache_read(cache, a, 0, 1, k_back, v_back), "kvr_cache_read");
-  device_ok(kvr_cache_check(cache, b), "kvr_cache_check");
-  device_ok(kvr_cache_release(cache, a), "kvr_cache_release");
-  kvr_cache_destroy(cache);
-}
-
 static void test_bad_arguments(void **state) {
   kvr_group *group = *state;
   kvr_cache_desc desc = desc_of(KVR_BF16, 1, NULL);
@@ -322,7 +307,6 @@ int main(void) {
       cmocka_unit_test(test_prefix_sharing),
       cmocka_unit_test(test_shared_pages_are_never_written),
       cmocka_unit_test(test_shared_tables_can_be_extended),
-      cmocka_unit_test(test_failed_requests),
       cmocka_unit_test(test_bad_arguments),
   };
   return cmocka_run_group_tests(tests, open_group, close_group);
