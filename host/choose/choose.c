@@ -1,6 +1,7 @@
 #include "choose/choose.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "core/validate.h"
@@ -76,10 +77,14 @@ typedef struct gate {
   size_t budget;
 } gate;
 
+static size_t bytes_needed(const gate *g, const kvr_strategy *strategy) {
+  const kvr_footprint f = kvr_footprint_of(kvr_strategy_buffers(strategy), &g->bounds);
+  return kvr_footprint_bytes(&f, &g->row_bytes);
+}
+
 static bool fits(const kvr_strategy *strategy, void *data) {
   const gate *g = data;
-  const kvr_footprint f = kvr_footprint_of(kvr_strategy_buffers(strategy), &g->bounds);
-  return g->budget == 0 || kvr_footprint_bytes(&f, &g->row_bytes) <= g->budget;
+  return g->budget == 0 || bytes_needed(g, strategy) <= g->budget;
 }
 
 kvr_status kvr_choose(const kvr_problem *problem, const kvr_options *options, size_t budget,
@@ -92,7 +97,10 @@ kvr_status kvr_choose(const kvr_problem *problem, const kvr_options *options, si
   gate g = {kvr_bounds_of(problem, &layout, &resolved), kvr_problem_row_bytes(problem), budget};
   kvr_layout_fini(&layout);
   const kvr_strategy *strategy = NULL;
-  KVR_TRY(kvr_choose_strategy(problem, fits, &g, &strategy, reason, reason_size));
+  const kvr_status status = kvr_choose_strategy(problem, fits, &g, &strategy, reason, reason_size);
+  if (status != KVR_OK)
+    return kvr_fail_at(status, "ring needs %zu bytes per rank, the budget is %zu",
+                       bytes_needed(&g, &kvr_strategy_ring), budget);
   *out_name = strategy->name;
   return KVR_OK;
 }
@@ -102,6 +110,8 @@ kvr_status kvr_plan_estimate(const kvr_problem *problem, const kvr_options *opti
   if (info == NULL) return kvr_fail(KVR_E_NULL, "info is NULL");
   if (options == NULL || options->strategy == NULL)
     return kvr_fail(KVR_E_NULL, "options->strategy is NULL; name one, or ask kvr_choose first");
+  if (strcmp(options->strategy, "auto") == 0)
+    return kvr_fail(KVR_E_RANGE, "options->strategy is auto; name one, or ask kvr_choose first");
   KVR_TRY(kvr_problem_check(problem, options));
   const kvr_strategy *strategy = NULL;
   KVR_TRY(kvr_strategy_find(options->strategy, &strategy));

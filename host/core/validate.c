@@ -2,6 +2,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -28,8 +29,10 @@ static kvr_status check_weights(const kvr_cache_desc *cache) {
   int64_t total = 0;
   for (int r = 0; r < cache->num_ranks; r++) {
     if (cache->weights[r] < 0)
-      return kvr_fail(KVR_E_RANGE, "weights[%d] is %d; weights must not be negative", r,
-                      cache->weights[r]);
+      return kvr_fail(KVR_E_RANGE,
+                      "weights[%d] is %d; weights must not be negative: use 0 for a rank that "
+                      "stores nothing",
+                      r, cache->weights[r]);
     total += cache->weights[r];
   }
   if (total == 0)
@@ -48,15 +51,16 @@ kvr_status kvr_cache_desc_check(const kvr_cache_desc *cache) {
   KVR_TRY(check_size("kvr_cache_desc", cache->struct_size, sizeof *cache));
   KVR_TRY(check_positive("num_ranks", cache->num_ranks));
   if (cache->num_ranks > KVR_MAX_RANKS)
-    return kvr_fail(KVR_E_RANGE, "num_ranks is %d, the limit is %d", cache->num_ranks,
-                    KVR_MAX_RANKS);
+    return kvr_fail(KVR_E_RANGE, "num_ranks is %d, the limit is %d: use fewer ranks",
+                    cache->num_ranks, KVR_MAX_RANKS);
   KVR_TRY(check_positive("num_kv_heads", cache->num_kv_heads));
   KVR_TRY(check_positive("head_dim", cache->head_dim));
   if (cache->head_dim > KVR_MAX_HEAD_DIM)
-    return kvr_fail(KVR_E_RANGE, "head_dim is %d, the limit is %d", cache->head_dim,
-                    KVR_MAX_HEAD_DIM);
+    return kvr_fail(KVR_E_RANGE, "head_dim is %d, the limit is %d: use narrower heads",
+                    cache->head_dim, KVR_MAX_HEAD_DIM);
   if ((int64_t)cache->num_kv_heads * cache->head_dim > INT_MAX / 8)
-    return kvr_fail(KVR_E_RANGE, "num_kv_heads * head_dim is %lld, the limit is %d",
+    return kvr_fail(KVR_E_RANGE,
+                    "num_kv_heads * head_dim is %lld, the limit is %d: use fewer or narrower heads",
                     (long long)cache->num_kv_heads * cache->head_dim, INT_MAX / 8);
   KVR_TRY(check_positive("page_size", cache->page_size));
   KVR_TRY(check_positive("num_pages", cache->num_pages));
@@ -76,9 +80,11 @@ static kvr_status check_lengths(const kvr_problem *p, int i) {
   if (q->chunk < 0)
     return kvr_fail(KVR_E_RANGE, "request %d: chunk is %d; use 0 for the default", i, q->chunk);
   if (q->num_cached > INT_MAX - q->num_new)
-    return kvr_fail(KVR_E_RANGE,
-                    "request %d: num_cached %d + num_new %d is beyond the limit of %d tokens", i,
-                    q->num_cached, q->num_new, INT_MAX);
+    return kvr_fail(
+        KVR_E_RANGE,
+        "request %d: num_cached %d + num_new %d is beyond the limit of %d tokens: use a "
+        "shorter request",
+        i, q->num_cached, q->num_new, INT_MAX);
   const int64_t room = 2 * (int64_t)p->cache.num_ranks * kvr_request_chunk(q, p->cache.num_ranks);
   if (room < q->num_new)
     return kvr_fail(KVR_E_RANGE,
@@ -104,7 +110,8 @@ static kvr_status check_requests(const kvr_problem *p) {
   if (p->num_requests < 0)
     return kvr_fail(KVR_E_RANGE, "num_requests is %d; it must not be negative", p->num_requests);
   if (p->num_requests > 0 && p->requests == NULL)
-    return kvr_fail(KVR_E_NULL, "requests is NULL, but num_requests is %d", p->num_requests);
+    return kvr_fail(KVR_E_NULL, "requests is NULL, but num_requests is %d: pass that many",
+                    p->num_requests);
   int64_t total = 0;
   for (int i = 0; i < p->num_requests; i++) {
     KVR_TRY(check_lengths(p, i));
@@ -118,22 +125,47 @@ static kvr_status check_requests(const kvr_problem *p) {
   return KVR_OK;
 }
 
+/* Kernels count in f32 and in base 2: a factor outside of these loses a product or an inverse to
+ * infinity or 0, and infinity times 0 is NaN. */
+static const float SMALLEST = 1e-30f, LARGEST = 1e30f;
+
+static bool is_usable(float x) { return fabsf(x) >= SMALLEST && fabsf(x) <= LARGEST; }
+
+static kvr_status check_scales(const kvr_problem *p) {
+  const float scales[3] = {p->q_scale, p->k_scale, p->v_scale};
+  if (!isfinite(p->scale))
+    return kvr_fail(KVR_E_RANGE, "scale is %g; it must be finite, or 0 for 1/sqrt(head_dim)",
+                    (double)p->scale);
+  for (int i = 0; i < 3; i++)
+    if (scales[i] != 0.0f && !is_usable(scales[i]))
+      return kvr_fail(KVR_E_RANGE, "%c_scale is %g; it must be finite, %g to %g, or 0 for 1",
+                      "qkv"[i], (double)scales[i], (double)SMALLEST, (double)LARGEST);
+  const double all = kvr_problem_score_scale(p) * (p->q_scale != 0.0f ? (double)p->q_scale : 1.0);
+  if (fabs(all) > (double)LARGEST)
+    return kvr_fail(KVR_E_RANGE,
+                    "scale * q_scale * k_scale is %g; it must not exceed %g: scale the "
+                    "inputs instead",
+                    all, (double)LARGEST);
+  return KVR_OK;
+}
+
 static kvr_status check_masks(const kvr_problem *p) {
   if (p->window < 0)
     return kvr_fail(KVR_E_RANGE, "window is %d; it must be positive, or 0 for none", p->window);
-  if (!isfinite(p->soft_cap) || p->soft_cap < 0.0f)
-    return kvr_fail(KVR_E_RANGE, "soft_cap is %g; it must be positive, or 0 for none",
-                    (double)p->soft_cap);
+  if (p->soft_cap != 0.0f && !(p->soft_cap > 0.0f && is_usable(p->soft_cap)))
+    return kvr_fail(KVR_E_RANGE, "soft_cap is %g; it must be positive, %g to %g, or 0 for none",
+                    (double)p->soft_cap, (double)SMALLEST, (double)LARGEST);
   for (int h = 0; p->sinks != NULL && h < p->num_q_heads; h++)
-    if (isnan(p->sinks[h]) || p->sinks[h] == HUGE_VALF)
-      return kvr_fail(KVR_E_RANGE, "sinks[%d] is %g; it must be finite, or -inf for none", h,
-                      (double)p->sinks[h]);
-  const float scales[3] = {p->q_scale, p->k_scale, p->v_scale};
-  for (int i = 0; i < 3; i++)
-    if (!isfinite(scales[i]))
-      return kvr_fail(KVR_E_RANGE, "%c_scale is %g; it must be finite, or 0 for 1", "qkv"[i],
-                      (double)scales[i]);
+    if (p->sinks[h] != -HUGE_VALF && !(fabsf(p->sinks[h]) <= LARGEST))
+      return kvr_fail(KVR_E_RANGE,
+                      "sinks[%d] is %g; it must be finite, at most %g, or -inf for none", h,
+                      (double)p->sinks[h], (double)LARGEST);
   return KVR_OK;
+}
+
+/* The first multiple of the KV heads above the query heads. */
+static long long next_multiple(const kvr_problem *p) {
+  return ((long long)p->num_q_heads / p->cache.num_kv_heads + 1) * p->cache.num_kv_heads;
 }
 
 kvr_status kvr_problem_validate(const kvr_problem *p) {
@@ -142,17 +174,19 @@ kvr_status kvr_problem_validate(const kvr_problem *p) {
   KVR_TRY(kvr_cache_desc_check(&p->cache));
   KVR_TRY(check_positive("num_q_heads", p->num_q_heads));
   if (p->num_q_heads % p->cache.num_kv_heads != 0)
-    return kvr_fail(KVR_E_SHAPE, "num_q_heads %d is not a multiple of num_kv_heads %d",
-                    p->num_q_heads, p->cache.num_kv_heads);
+    return kvr_fail(KVR_E_SHAPE,
+                    "num_q_heads %d is not a multiple of num_kv_heads %d: use a multiple, such as "
+                    "%lld",
+                    p->num_q_heads, p->cache.num_kv_heads, next_multiple(p));
   if ((int64_t)p->num_q_heads * (p->cache.head_dim + 2) > INT_MAX / 4)
-    return kvr_fail(KVR_E_RANGE, "num_q_heads * (head_dim + 2) is %lld, the limit is %d",
-                    (long long)p->num_q_heads * (p->cache.head_dim + 2), INT_MAX / 4);
+    return kvr_fail(
+        KVR_E_RANGE,
+        "num_q_heads * (head_dim + 2) is %lld, the limit is %d: use fewer or narrower heads",
+        (long long)p->num_q_heads * (p->cache.head_dim + 2), INT_MAX / 4);
   KVR_TRY(check_dtype("out_dtype", p->out_dtype));
   if (p->causal != 0 && p->causal != 1)
     return kvr_fail(KVR_E_RANGE, "causal is %d; it must be 0 or 1", p->causal);
-  if (!isfinite(p->scale))
-    return kvr_fail(KVR_E_RANGE, "scale is %g; it must be finite, or 0 for 1/sqrt(head_dim)",
-                    (double)p->scale);
+  KVR_TRY(check_scales(p));
   KVR_TRY(check_masks(p));
   return check_requests(p);
 }
@@ -172,7 +206,8 @@ kvr_status kvr_options_validate(const kvr_options *o) {
                     "overwrite the block it still reads",
                     o->num_slots);
   if (o->num_slots > KVR_MAX_RANKS)
-    return kvr_fail(KVR_E_RANGE, "num_slots is %d, the limit is %d", o->num_slots, KVR_MAX_RANKS);
+    return kvr_fail(KVR_E_RANGE, "num_slots is %d, the limit is %d: use fewer slots", o->num_slots,
+                    KVR_MAX_RANKS);
   return KVR_OK;
 }
 
