@@ -1,227 +1,210 @@
 /* kvring check: the correctness suite on the user's own device. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "cli/check.h"
-#include "cli/json.h"
+#include "cli/check_suite.h"
 
-static const char notes[] = "A configuration is one strategy in one random case: ranks, map, "
-                            "weights, dtype, heads, requests,\n"
-                            "pages in random order in a pool of NaN. Right means: every output row "
-                            "and LSE agrees with the\n"
-                            "double-precision reference, every byte of the cache is as expected, "
-                            "and the bytes moved follow\n"
-                            "the formula. Negative controls are mistakes made on purpose; each "
-                            "must be noticed, by a factor\n"
-                            "(error / tolerance) of at least 1, and 50 for other cache contents.\n";
+static const char notes[] =
+    "A configuration is one strategy in one random case: ranks, map, weights, dtypes, heads,\n"
+    "requests, masks and scales, pages in random order in a pool of NaN; or a prefill in chunks\n"
+    "with a strategy for each. Right means: every output row and LSE agrees with the\n"
+    "double-precision reference, every byte of the cache is as expected, and the bytes moved\n"
+    "follow the formula. Negative controls are mistakes made on purpose; each must be noticed, by\n"
+    "a factor (error / tolerance) of at least 1, and 50 for most.\n"
+    "--soak goes on for so many seconds. A failure comes with the command that repeats it.\n";
 
 enum {
   QUICK_CONFIGURATIONS = 200,
   FULL_CONFIGURATIONS = 2000,
   FULL_PER_CLASS = 20,
   MAX_CASES = 1000,
-  MAX_PRINTED = 20
+  NOTE_SECONDS = 30
 };
 
-typedef struct suite {
-  const cli_options *options;
-  check_groups groups;
-  check_classes classes;
-  check_control controls[CHECK_CONTROLS];
-  int cases, passed, failed, skipped;
-  double worst; /* largest error / tolerance of what passed */
-  bool print;
-  cli_progress progress;
-} suite;
+int check_num_configurations(const check_suite *s) { return s->passed + s->failed + s->skipped; }
 
-static int num_configurations(const suite *s) { return s->passed + s->failed + s->skipped; }
-
-/* Strategies that a case is run with: those asked for; current-only only without a cache. */
-static bool runs_strategy(const suite *s, const check_case *c, const char *name) {
-  const char *asked = s->options->strategy;
-  if (strcmp(asked, "auto") != 0 && strcmp(asked, "all") != 0 && strcmp(asked, name) != 0)
-    return false;
-  if (strcmp(name, "current-only") != 0) return true;
-  for (int i = 0; i < c->num_requests; i++)
-    if (c->requests[i].num_cached > 0) return false;
-  return true;
-}
-
-static void print_failure(suite *s, const check_case *c, const char *strategy, const char *text) {
-  char described[320];
-  if (!s->print || s->failed > MAX_PRINTED) return;
-  cli_progress_end(&s->progress);
-  check_case_describe(c, described, sizeof described);
-  printf("FAILED %s: %s\n  %s\n  repeat: kvring check --seed %llu --only %d --strategy %s%s\n",
-         strategy, text, described, (unsigned long long)s->options->seed, c->index, strategy,
-         s->options->full ? " --full" : "");
-}
-
-static void run_configuration(suite *s, check_trial *trial, const check_case *c, const char *name) {
-  check_verdict verdict;
-  check_trial_run(trial, name, &verdict);
-  if (verdict.outcome == CHECK_PASSED) {
-    s->passed++;
-    if (verdict.factor > s->worst) s->worst = verdict.factor;
-  } else if (verdict.outcome == CHECK_SKIPPED) {
-    s->skipped++;
-    if (s->print) printf("skipped %s in case %d: %s\n", name, c->index, verdict.text);
-    return;
-  } else {
-    s->failed++;
-    print_failure(s, c, name, verdict.text);
-  }
-  check_classes_count(&s->classes, c, name, verdict.last_step);
-}
-
-static void run_case(suite *s, int index) {
-  check_case c;
-  check_trial trial;
-  check_case_generate(s->options->seed, index, !s->options->full, &c);
-  const kvr_status opened = check_trial_open(&s->groups, &c, s->options->seed, &trial);
-  char why[CHECK_TEXT] = "";
-  if (opened != KVR_OK) snprintf(why, sizeof why, "%s", kvr_error_message());
-  for (int i = 0; i < kvr_num_strategies(); i++) {
-    const char *name = kvr_strategy_name(i);
-    if (!runs_strategy(s, &c, name)) continue;
-    if (opened == KVR_OK) {
-      run_configuration(s, &trial, &c, name);
-      continue;
-    }
-    s->failed++;
-    print_failure(s, &c, name, why);
-  }
-  s->cases++;
-  check_trial_close(&trial);
-}
-
-static int smallest_class(const suite *s) {
+int check_smallest_class(const check_suite *s) {
   int least = s->classes.list[0].count;
   for (int i = 1; i < s->classes.num; i++)
     if (s->classes.list[i].count < least) least = s->classes.list[i].count;
   return least;
 }
 
-static void run_cases(suite *s) {
+/* All strategies, as opposed to one of them? */
+static bool asks_for_all(const cli_options *o) {
+  return strcmp(o->strategy, "auto") == 0 || strcmp(o->strategy, "all") == 0;
+}
+
+/* ---- cases ---- */
+
+/* Strategies that a case is run with: those asked for which can serve its last step. */
+static bool runs_strategy(const check_suite *s, const check_case *c, const char *name) {
+  const check_case last = check_step_case(c, c->num_steps - 1);
+  if (!asks_for_all(s->options) && strcmp(s->options->strategy, name) != 0) return false;
+  return check_serves(&last, name);
+}
+
+/* False if the device cannot go on with this case. */
+static bool run_configuration(check_suite *s, check_trial *trial, const check_case *c,
+                              const char *name) {
+  check_verdict verdict;
+  check_trial_run(trial, name, &verdict);
+  if (verdict.outcome == CHECK_SKIPPED) {
+    s->skipped++;
+    check_report_skipped(s, c, name, verdict.text);
+    return true;
+  }
+  if (verdict.outcome == CHECK_PASSED) {
+    s->passed++;
+    if (verdict.factor > s->worst) s->worst = verdict.factor;
+  } else {
+    s->failed++;
+    check_report_failure(s, c, name, verdict.text);
+  }
+  check_classes_count(&s->classes, c, name, verdict.last_step);
+  return !verdict.broken;
+}
+
+static void run_case(check_suite *s, int index) {
+  check_case c;
+  check_trial trial;
+  check_case_generate(s->options->seed, index, check_is_quick(s->options), &c);
+  const kvr_status opened = check_trial_open(&s->groups, &c, s->options->seed, &trial);
+  char why[CHECK_TEXT] = "";
+  bool works = true;
+  if (opened != KVR_OK) snprintf(why, sizeof why, "%s", kvr_error_message());
+  for (int i = 0; i < kvr_num_strategies() && works; i++) {
+    const char *name = kvr_strategy_name(i);
+    if (!runs_strategy(s, &c, name)) continue;
+    if (opened == KVR_OK) {
+      works = run_configuration(s, &trial, &c, name);
+      continue;
+    }
+    s->failed++;
+    check_report_failure(s, &c, name, why);
+  }
+  s->cases++;
+  check_trial_close(&trial);
+  if (!works) check_groups_drop(&s->groups, c.ranks, c.copy_queue);
+}
+
+static void run_suite(check_suite *s) {
   const cli_options *o = s->options;
   const int want = o->full ? FULL_CONFIGURATIONS : QUICK_CONFIGURATIONS;
+  for (int i = 0; i < MAX_CASES; i++) {
+    const bool enough = check_num_configurations(s) >= want;
+    if (enough && (!o->full || check_smallest_class(s) >= FULL_PER_CLASS)) break;
+    run_case(s, i);
+    cli_progress_show(&s->progress, check_num_configurations(s), want);
+  }
+}
+
+/* Until the time is over, or so much fails that more would tell nothing. */
+static void run_soak(check_suite *s) {
+  const double start = cli_seconds(), seconds = s->options->soak;
+  double noted = start;
+  for (int i = 0; i < INT_MAX && s->failed < CHECK_FAILURES; i++) {
+    const double now = cli_seconds();
+    if (now - start >= seconds) break;
+    run_case(s, i);
+    cli_progress_show(&s->progress, now - start, seconds);
+    if (s->progress.terminal || now - noted < NOTE_SECONDS) continue;
+    noted = now;
+    fprintf(stderr, "check: %.0f of %.0f s, %d configurations, %d failed\n", now - start, seconds,
+            check_num_configurations(s), s->failed);
+  }
+}
+
+static void run_cases(check_suite *s) {
+  const double start = cli_seconds();
   cli_progress_start(&s->progress, "check");
-  if (o->only >= 0)
-    run_case(s, o->only);
+  if (s->options->only >= 0)
+    run_case(s, s->options->only);
+  else if (s->options->soak > 0)
+    run_soak(s);
   else
-    for (int i = 0; i < MAX_CASES; i++) {
-      const bool enough = num_configurations(s) >= want;
-      if (enough && (!o->full || smallest_class(s) >= FULL_PER_CLASS)) break;
-      run_case(s, i);
-      cli_progress_show(&s->progress, num_configurations(s), want);
-    }
+    run_suite(s);
   cli_progress_end(&s->progress);
+  s->seconds = cli_seconds() - start;
 }
 
-/* ---- results ---- */
-
-static int missed_controls(const suite *s) {
-  int num = 0;
-  for (int i = 0; i < CHECK_CONTROLS; i++) num += !(s->controls[i].factor >= s->controls[i].needed);
-  return num;
-}
+/* ---- verdict ---- */
 
 /* A full run of all strategies must hit every class. */
-static bool lacks_coverage(const suite *s) {
-  const char *asked = s->options->strategy;
-  const bool all = strcmp(asked, "auto") == 0 || strcmp(asked, "all") == 0;
-  return s->options->full && s->options->only < 0 && all && smallest_class(s) < FULL_PER_CLASS;
+static bool lacks_coverage(const check_suite *s) {
+  const cli_options *o = s->options;
+  return o->full && o->only < 0 && asks_for_all(o) && check_smallest_class(s) < FULL_PER_CLASS;
 }
 
-static void print_results(const suite *s) {
-  printf("\nconfigurations by class:\n");
-  for (int i = 0; i < s->classes.num; i++)
-    printf("  %-28s %6d\n", s->classes.list[i].name, s->classes.list[i].count);
-  printf("\nnegative controls, error / tolerance (must be noticed):\n");
-  for (int i = 0; i < CHECK_CONTROLS; i++)
-    printf("  %-28s %12.4g  %s\n", s->controls[i].name, s->controls[i].factor,
-           s->controls[i].factor >= s->controls[i].needed ? "noticed" : "MISSED");
-  printf("\n%d configurations in %d cases: %d passed, %d failed, %d skipped; "
-         "worst error %.2f of the tolerance\n",
-         num_configurations(s), s->cases, s->passed, s->failed, s->skipped, s->worst);
-}
-
-static kvr_status write_json(const suite *s, const char *path) {
-  cJSON *root = cJSON_CreateObject();
-  cJSON_AddNumberToObject(root, "configurations", num_configurations(s));
-  cJSON_AddNumberToObject(root, "passed", s->passed);
-  cJSON_AddNumberToObject(root, "failed", s->failed);
-  cJSON_AddNumberToObject(root, "skipped", s->skipped);
-  cli_json_number(root, "worst_factor", s->worst);
-  cJSON *classes = cJSON_AddArrayToObject(root, "classes");
-  for (int i = 0; i < s->classes.num; i++) {
-    cJSON *item = cJSON_CreateObject();
-    cJSON_AddStringToObject(item, "name", s->classes.list[i].name);
-    cJSON_AddNumberToObject(item, "count", s->classes.list[i].count);
-    cJSON_AddItemToArray(classes, item);
-  }
-  cJSON *controls = cJSON_AddArrayToObject(root, "negative_controls");
-  for (int i = 0; i < CHECK_CONTROLS; i++) {
-    cJSON *item = cJSON_CreateObject();
-    cJSON_AddStringToObject(item, "name", s->controls[i].name);
-    cli_json_number(item, "factor", s->controls[i].factor);
-    cJSON_AddItemToArray(controls, item);
-  }
-  const kvr_status status = cli_json_write(path, root);
-  cJSON_Delete(root);
-  return status;
-}
-
-static kvr_status judge(const suite *s) {
+/* controls: why the negative controls could not run; empty if they did. */
+static kvr_status judge(const check_suite *s, const char *controls) {
+  const int num = check_num_configurations(s);
+  int missed = 0;
+  for (int i = 0; i < CHECK_CONTROLS; i++) missed += check_control_missed(&s->controls[i]);
   if (s->failed > 0)
-    return kvr_fail(KVR_E_VERIFY, "%d of %d configurations failed", s->failed,
-                    num_configurations(s));
-  if (missed_controls(s) > 0)
-    return kvr_fail(KVR_E_VERIFY, "%d negative controls were not noticed", missed_controls(s));
-  if (num_configurations(s) == s->skipped)
-    return kvr_fail(KVR_E_VERIFY, "nothing ran: all %d configurations were skipped", s->skipped);
+    return kvr_fail(KVR_E_VERIFY, "%d of %d configurations failed", s->failed, num);
+  if (controls[0] != '\0') return kvr_fail(KVR_E_VERIFY, "negative controls: %s", controls);
+  if (missed > 0) return kvr_fail(KVR_E_VERIFY, "%d negative controls were not noticed", missed);
+  if (num == 0)
+    return kvr_fail(KVR_E_VERIFY,
+                    "nothing ran: no strategy asked for serves the case; leave --strategy out");
+  if (num == s->skipped)
+    return kvr_fail(KVR_E_VERIFY, "nothing ran: all %d configurations were skipped", num);
   if (lacks_coverage(s))
     return kvr_fail(KVR_E_VERIFY,
                     "a class has %d configurations, fewer than %d; use another --seed",
-                    smallest_class(s), FULL_PER_CLASS);
+                    check_smallest_class(s), FULL_PER_CLASS);
   return KVR_OK;
 }
 
-static kvr_status run_suite(suite *s) {
+static kvr_status work(check_suite *s) {
   const cli_options *o = s->options;
-  kvr_group *group;
+  char controls[CHECK_TEXT] = "";
   check_classes_init(&s->classes);
-  KVR_TRY(check_groups_get(&s->groups, 1, false, &group)); /* no device: say so once */
   run_cases(s);
-  KVR_TRY(check_controls_run(&s->groups, o->seed, s->controls));
-  if (s->print) print_results(s);
-  if (o->json != NULL) KVR_TRY(write_json(s, o->json));
-  return judge(s);
+  if (check_controls_run(&s->groups, o->seed, s->controls) != KVR_OK)
+    snprintf(controls, sizeof controls, "%s", kvr_error_message());
+  if (s->print) check_report_print(s);
+  if (o->json != NULL) KVR_TRY(check_report_json(s, o->json));
+  return judge(s, controls);
 }
 
 static kvr_status check_options(const cli_options *o) {
   if (o->quick && o->full)
     return kvr_fail(KVR_E_CONFLICT, "--quick and --full exclude each other; leave one out");
-  if (strcmp(o->strategy, "auto") == 0 || strcmp(o->strategy, "all") == 0) return KVR_OK;
+  if (o->soak > 0 && (o->quick || o->full || o->only >= 0))
+    return kvr_fail(KVR_E_CONFLICT, "--soak and %s exclude each other; leave one out",
+                    o->quick  ? "--quick"
+                    : o->full ? "--full"
+                              : "--only");
+  if (asks_for_all(o)) return KVR_OK;
   for (int i = 0; i < kvr_num_strategies(); i++)
     if (strcmp(o->strategy, kvr_strategy_name(i)) == 0) return KVR_OK;
   return kvr_fail(KVR_E_RANGE, "--strategy is '%.40s'; use all or the name of one strategy",
                   o->strategy);
 }
 
+/* One group first: without a device, or with a wrong one, everything would fail the same way. */
+static kvr_status open_first(check_suite *s) {
+  kvr_group *group;
+  return check_groups_get(&s->groups, 1, false, &group);
+}
+
 static cli_exit run(const cli_options *options) {
   if (check_options(options) != KVR_OK) return cli_report("check", CLI_USAGE);
-  suite *s = calloc(1, sizeof *s);
-  cli_exit code = CLI_OK;
+  check_suite *s = calloc(1, sizeof *s);
   if (s == NULL) {
     (void)kvr_fail(KVR_E_OOM, "no host memory");
     return cli_report("check", CLI_FAILED);
   }
   s->options = options;
-  s->groups.devices = options->devices;
+  s->groups = (check_groups){.devices = options->devices, .timeout = options->timeout};
   s->print = options->json == NULL || strcmp(options->json, "-") != 0;
-  if (run_suite(s) != KVR_OK) code = cli_report("check", CLI_FAILED);
+  cli_exit code = cli_exit_of(open_first(s));
+  if (code == CLI_OK && work(s) != KVR_OK) code = CLI_FAILED;
+  if (code != CLI_OK) cli_report("check", code);
   check_groups_fini(&s->groups);
   free(s);
   return code;

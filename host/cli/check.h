@@ -11,9 +11,10 @@
 #include "cli/reference.h"
 #include "cli/synthetic.h"
 
-enum { CHECK_RANKS = 8, CHECK_REQUESTS = 3, CHECK_TEXT = 240, CHECK_CLASSES = 64 };
+enum { CHECK_RANKS = 8, CHECK_REQUESTS = 3, CHECK_STEPS = 4, CHECK_TEXT = 240, CHECK_CLASSES = 96 };
 
 typedef struct check_case {
+  uint64_t seed;
   int index;
   int ranks;
   bool copy_queue, rank_order;
@@ -25,13 +26,29 @@ typedef struct check_case {
   int page_size, spare_pages;
   int tile, query_tile, slots;
   int causal;
+  int window; /* 0: none */
+  bool sinks;
+  float soft_cap, q_scale, k_scale, v_scale; /* 0: none */
   int num_requests;
   kvr_request requests[CHECK_REQUESTS]; /* chunk as given to the library, 0: default */
+  bool large;
+  int num_steps;                         /* 1; more: a prefill in chunks, a strategy for each */
+  int ends[CHECK_STEPS][CHECK_REQUESTS]; /* new tokens of a request that are done after a step */
 } check_case;
 
-/* check_case.c: case number index of a seed. quick: fewer distinct kernels. */
+/* check_case.c: case number index of a seed. quick: small ones, fewer distinct kernels. */
 void check_case_generate(uint64_t seed, int index, bool quick, check_case *out);
 void check_case_describe(const check_case *c, char *text, size_t size);
+
+/* check_steps.c: a case as one or several steps. */
+/* The case of one step alone: what was new in earlier steps is cached. */
+check_case check_step_case(const check_case *c, int step);
+/* New tokens of a request that earlier steps have done. */
+int check_step_done(const check_case *c, int request, int step);
+/* The strategy of a step when `last` serves the last one: drawn for the others, maybe "auto". */
+const char *check_step_strategy(const check_case *c, const char *last, int step);
+/* Can the strategy serve this step (current-only: no cached tokens)? */
+bool check_serves(const check_case *step, const char *strategy);
 
 /* Coverage: how many configurations belong to each class. */
 typedef struct check_classes {
@@ -41,7 +58,8 @@ typedef struct check_classes {
     int count;
   } list[CHECK_CLASSES];
 } check_classes;
-/* check_classes.c: last_step is the highest virtual step that the trace shows, -1 if none. */
+/* check_classes.c: last_step is the highest virtual step of the ring that the trace shows, -1 if
+ * none. */
 void check_classes_init(check_classes *classes);
 void check_classes_count(check_classes *classes, const check_case *c, const char *strategy,
                          int last_step);
@@ -55,14 +73,19 @@ int check_most_rows(const check_case *c, int request);
  */
 void check_walk_map(const check_case *c, int num, int *owner, int *local);
 int check_share(const check_case *c, int num_tokens, int rank);
+/* Does the window of every new row end above some whole block of the cache? */
+bool check_skips_blocks(const check_case *c, int request);
 int64_t check_bytes(const check_case *c, const char *strategy);
 
 /* Groups are expensive and shared by cases: one per number of ranks and queue mode. */
 typedef struct check_groups {
   const char *devices;
+  double timeout; /* [seconds] 0: default */
   kvr_group *list[CHECK_RANKS + 1][2];
 } check_groups;
 kvr_status check_groups_get(check_groups *groups, int ranks, bool copy_queue, kvr_group **out);
+/* Destroys one, so that what broke in it does not break later cases as well. */
+void check_groups_drop(check_groups *groups, int ranks, bool copy_queue);
 void check_groups_fini(check_groups *groups);
 
 /* A case ready to run: cache, session, data, reference. */
@@ -75,8 +98,9 @@ typedef struct check_trial {
   int *tables[CHECK_REQUESTS];                 /* shuffled pages */
   void *k[CHECK_REQUESTS], *v[CHECK_REQUESTS]; /* (L + S, NKV, D) */
   int *owner[CHECK_REQUESTS], *local[CHECK_REQUESTS];
-  int num_tokens;
-  void *q, *out; /* token order */
+  int num_tokens; /* new ones of all steps */
+  float *sinks;   /* (num_q_heads), or NULL */
+  void *q, *out;  /* token order */
   float *lse;
   void *new_k, *new_v;
   double *ref_out, *ref_lse, max_v;
@@ -92,29 +116,37 @@ void check_trial_close(check_trial *trial);
 int check_first_row(const check_case *c, int request);
 size_t check_kv_row_bytes(const check_case *c);
 size_t check_q_row_bytes(const check_case *c, kvr_dtype dtype);
-/* Reference of every row; hidden (per request) as in cli_reference, end_shift is added to the end
- * of what a row sees. */
-kvr_status check_reference(const check_trial *trial, unsigned char *const *hidden, int end_shift,
-                           double *out, double *lse);
+/* What a reference gets wrong on purpose; all zero: nothing. */
+typedef struct check_mistake {
+  unsigned char *const *hidden; /* (num_requests) as in cli_reference; NULL: none */
+  int end_shift;                /* added to the end of what a row sees */
+  int window_shift;             /* added to the window */
+  double sink_shift;            /* added to every sink */
+  bool no_soft_cap, no_q_scale, no_v_scale;
+} check_mistake;
+/* Reference of every row; mistake: NULL for none. */
+kvr_status check_reference(const check_trial *trial, const check_mistake *mistake, double *out,
+                           double *lse);
 
-/* check_io.c: runs a plan in token or rank order. */
-kvr_status check_execute(check_trial *trial, kvr_plan *plan);
+/* check_io.c: runs a plan of one step in token or rank order. */
+kvr_status check_execute(check_trial *trial, int step, kvr_plan *plan);
 
 typedef enum check_outcome { CHECK_PASSED, CHECK_FAILED, CHECK_SKIPPED } check_outcome;
 typedef struct check_verdict {
   check_outcome outcome;
   double factor; /* error of the output over the tolerance */
   int last_step;
+  bool broken;           /* a device failed: its group cannot be used any more */
   char text[CHECK_TEXT]; /* what is wrong, or why it was skipped */
 } check_verdict;
 
-/* check_run.c: one configuration. */
+/* check_run.c: one configuration; strategy serves the last step. */
 void check_trial_run(check_trial *trial, const char *strategy, check_verdict *verdict);
 /* Error of the trial's output against a reference, over the tolerance. */
 double check_output_factor(const check_trial *trial, const double *ref_out, const double *ref_lse);
 
 /* check_controls.c: mistakes that the comparison must notice. */
-enum { CHECK_CONTROLS = 5 };
+enum { CHECK_CONTROLS = 11 };
 typedef struct check_control {
   const char *name;
   double factor, needed;

@@ -58,7 +58,7 @@ static bool short_head(const check_case *c, int i) {
   return false;
 }
 
-/* Classes that hold as soon as one request with new tokens is so. */
+/* Classes that hold as soon as one request with new tokens is so, in one of the steps. */
 static const struct {
   const char *name;
   bool (*holds)(const check_case *c, int request);
@@ -69,13 +69,86 @@ static const struct {
     {"empty_share", empty_share},
     {"all_pad_tail", empty_tail},
     {"heads_partly_pad", short_head},
+    {"window_skips_blocks", check_skips_blocks},
 };
 
 enum { NUM_OF_REQUESTS = sizeof classes_of_requests / sizeof classes_of_requests[0] };
 
-static const char *const others[] = {"last_step_even",      "last_step_odd", "several_requests",
-                                     "zero_length_request", "copy_queue",    "query_tile",
-                                     "more_slots",          "not_causal",    "rank_order"};
+/* ---- classes of whole cases ---- */
+
+static int num_active(const check_case *c) {
+  int num = 0;
+  for (int i = 0; i < c->num_requests; i++) num += c->requests[i].num_new > 0;
+  return num;
+}
+static bool several_requests(const check_case *c) { return num_active(c) > 1; }
+static bool zero_length(const check_case *c) { return num_active(c) < c->num_requests; }
+static bool copy_queue(const check_case *c) { return c->copy_queue; }
+static bool query_tile(const check_case *c) { return c->query_tile > 0; }
+static bool more_slots(const check_case *c) { return c->slots > 2; }
+static bool not_causal(const check_case *c) { return !c->causal; }
+static bool rank_order(const check_case *c) { return c->rank_order; }
+static bool large(const check_case *c) { return c->large; }
+static bool chunked(const check_case *c) { return c->num_steps > 1; }
+
+static bool near(int a, int b) { return a - b <= 1 && b - a <= 1; }
+static bool window(const check_case *c) { return c->window > 0; }
+static bool window_one(const check_case *c) { return c->window == 1; }
+static bool window_block(const check_case *c) {
+  return c->window > 0 && (near(c->window, c->tile) || near(c->window, c->tile * c->ranks));
+}
+static bool window_request(const check_case *c) {
+  bool found = false;
+  for (int i = 0; i < c->num_requests; i++) {
+    const kvr_request *q = &c->requests[i];
+    found |= near(c->window, q->num_cached) || near(c->window, q->num_cached + q->num_new);
+  }
+  return c->window > 0 && found;
+}
+static bool window_larger(const check_case *c) {
+  int longest = 0;
+  for (int i = 0; i < c->num_requests; i++)
+    longest = kvr_max(longest, c->requests[i].num_cached + c->requests[i].num_new);
+  return c->window > longest;
+}
+static bool soft_cap(const check_case *c) { return c->soft_cap > 0; }
+static bool sinks(const check_case *c) { return c->sinks; }
+static bool q_scale(const check_case *c) { return c->q_scale != 0; }
+static bool k_scale(const check_case *c) { return c->k_scale != 0; }
+static bool v_scale(const check_case *c) { return c->v_scale != 0; }
+static bool several_masks(const check_case *c) {
+  return window(c) + soft_cap(c) + sinks(c) + (q_scale(c) || k_scale(c) || v_scale(c)) > 1;
+}
+
+static const struct {
+  const char *name;
+  bool (*holds)(const check_case *c);
+} classes_of_cases[] = {
+    {"several_requests", several_requests},
+    {"zero_length_request", zero_length},
+    {"copy_queue", copy_queue},
+    {"query_tile", query_tile},
+    {"more_slots", more_slots},
+    {"not_causal", not_causal},
+    {"rank_order", rank_order},
+    {"chunked_prefill", chunked},
+    {"large", large},
+    {"window", window},
+    {"window_one", window_one},
+    {"window_near_block", window_block},
+    {"window_near_request", window_request},
+    {"window_beyond_all", window_larger},
+    {"soft_cap", soft_cap},
+    {"sinks", sinks},
+    {"q_scale", q_scale},
+    {"k_scale", k_scale},
+    {"v_scale", v_scale},
+    {"several_masks", several_masks},
+};
+
+enum { NUM_OF_CASES = sizeof classes_of_cases / sizeof classes_of_cases[0] };
+
+/* ---- counting ---- */
 
 static void add_named(check_classes *classes, const char *kind, const char *which, int count) {
   char name[40];
@@ -89,39 +162,55 @@ void check_classes_init(check_classes *classes) {
   static const char *const maps[] = {"striped", "paged", "contiguous", "weighted", "blocks"};
   classes->num = 0;
   for (int k = 0; k < NUM_OF_REQUESTS; k++) add(classes, classes_of_requests[k].name, 0);
-  for (size_t k = 0; k < sizeof others / sizeof others[0]; k++) add(classes, others[k], 0);
+  add(classes, "last_step_even", 0);
+  add(classes, "last_step_odd", 0);
+  for (int k = 0; k < NUM_OF_CASES; k++) add(classes, classes_of_cases[k].name, 0);
   for (int i = 0; i < kvr_num_strategies(); i++)
     add_named(classes, "strategy", kvr_strategy_name(i), 0);
+  add(classes, "strategy_auto", 0);
   for (size_t k = 0; k < sizeof ranks / sizeof ranks[0]; k++)
     add_named(classes, "ranks", ranks[k], 0);
   for (size_t k = 0; k < sizeof maps / sizeof maps[0]; k++) add_named(classes, "map", maps[k], 0);
   for (int i = 0; i < KVR_NUM_DTYPES; i++)
     add_named(classes, "dtype", kvr_dtype_name((kvr_dtype)i), 0);
+  for (int i = 0; i < KVR_NUM_DTYPES; i++)
+    add_named(classes, "out", kvr_dtype_name((kvr_dtype)i), 0);
+}
+
+static bool holds_in_a_step(const check_case *c, int class) {
+  bool holds = false;
+  for (int step = 0; step < c->num_steps; step++) {
+    const check_case now = check_step_case(c, step);
+    for (int i = 0; i < now.num_requests; i++)
+      holds |= now.requests[i].num_new > 0 && classes_of_requests[class].holds(&now, i);
+  }
+  return holds;
+}
+
+/* A strategy counts once, however many steps it serves. */
+static void count_strategies(check_classes *classes, const check_case *c, const char *last) {
+  const char *names[CHECK_STEPS];
+  for (int step = 0; step < c->num_steps; step++) {
+    bool counted = false;
+    names[step] = check_step_strategy(c, last, step);
+    for (int k = 0; k < step; k++) counted |= strcmp(names[k], names[step]) == 0;
+    if (!counted) add_named(classes, "strategy", names[step], 1);
+  }
 }
 
 void check_classes_count(check_classes *classes, const check_case *c, const char *strategy,
                          int last_step) {
   char ranks[16];
-  int active = 0;
-  for (int i = 0; i < c->num_requests; i++) active += c->requests[i].num_new > 0;
-  for (int k = 0; k < NUM_OF_REQUESTS; k++) {
-    bool holds = false;
-    for (int i = 0; i < c->num_requests; i++)
-      holds |= c->requests[i].num_new > 0 && classes_of_requests[k].holds(c, i);
-    add(classes, classes_of_requests[k].name, holds);
-  }
+  for (int k = 0; k < NUM_OF_REQUESTS; k++)
+    add(classes, classes_of_requests[k].name, holds_in_a_step(c, k));
   add(classes, "last_step_even", last_step >= 0 && last_step % 2 == 0);
   add(classes, "last_step_odd", last_step >= 0 && last_step % 2 == 1);
-  add(classes, "several_requests", active > 1);
-  add(classes, "zero_length_request", active < c->num_requests);
-  add(classes, "copy_queue", c->copy_queue);
-  add(classes, "query_tile", c->query_tile > 0);
-  add(classes, "more_slots", c->slots > 2);
-  add(classes, "not_causal", !c->causal);
-  add(classes, "rank_order", c->rank_order);
+  for (int k = 0; k < NUM_OF_CASES; k++)
+    add(classes, classes_of_cases[k].name, classes_of_cases[k].holds(c));
   snprintf(ranks, sizeof ranks, "%d", c->ranks);
-  add_named(classes, "strategy", strategy, 1);
+  count_strategies(classes, c, strategy);
   add_named(classes, "ranks", ranks, 1);
   add_named(classes, "map", c->map, 1);
   add_named(classes, "dtype", kvr_dtype_name(c->dtype), 1);
+  add_named(classes, "out", kvr_dtype_name(c->out_dtype), 1);
 }

@@ -1,4 +1,5 @@
 /* Negative controls: each brings in a mistake that the comparison must notice. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +25,24 @@ static check_case control_case(void) {
                       .slots = 2,
                       .causal = 1,
                       .num_requests = 1,
-                      .requests = {{.num_new = 17, .num_cached = 61}}};
+                      .requests = {{.num_new = 17, .num_cached = 61}},
+                      .num_steps = 1,
+                      .ends = {{17}}};
+}
+
+/* The same with all masks and scales, and queries that quantisation changes. */
+static check_case masked_case(void) {
+  check_case c = control_case();
+  c.index++;
+  c.dtype = KVR_F16;
+  c.head_dim = 20;
+  c.window = 23;
+  c.sinks = true;
+  c.soft_cap = 5;
+  c.q_scale = 0.3f;
+  c.k_scale = 0.5f;
+  c.v_scale = -2;
+  return c;
 }
 
 static kvr_status run_ring(check_trial *t) {
@@ -47,20 +65,25 @@ static bool past_next_share(const check_trial *t, int g) {
 }
 
 /* The trial's output against a reference that makes a mistake. */
-static kvr_status against_mistake(check_trial *t, hide_position *hide, int end_shift,
-                                  double *factor) {
+static kvr_status against(const check_trial *t, const check_mistake *mistake, double *factor) {
   const size_t rows = (size_t)t->num_tokens * (size_t)t->c.num_q_heads;
-  const int cached = t->c.requests[0].num_cached, all = cached + t->num_tokens;
   double *out = calloc(rows * (size_t)t->c.head_dim, sizeof *out), *lse = calloc(rows, sizeof *lse);
-  unsigned char *hidden[CHECK_REQUESTS] = {calloc((size_t)all, 1)};
   kvr_status status = KVR_OK;
-  if (out == NULL || lse == NULL || hidden[0] == NULL)
-    status = kvr_fail(KVR_E_OOM, "no host memory for a control");
-  for (int g = 0; g < cached && hide != NULL && status == KVR_OK; g++) hidden[0][g] = hide(t, g);
-  if (status == KVR_OK) status = check_reference(t, hidden, end_shift, out, lse);
+  if (out == NULL || lse == NULL) status = kvr_fail(KVR_E_OOM, "no host memory for a control");
+  if (status == KVR_OK) status = check_reference(t, mistake, out, lse);
   if (status == KVR_OK) *factor = check_output_factor(t, out, lse);
   free(out);
   free(lse);
+  return status;
+}
+
+static kvr_status against_hidden(const check_trial *t, hide_position *hide, double *factor) {
+  const int cached = t->c.requests[0].num_cached;
+  unsigned char *hidden[CHECK_REQUESTS] = {calloc((size_t)(cached + t->num_tokens), 1)};
+  if (hidden[0] == NULL) return kvr_fail(KVR_E_OOM, "no host memory for a control");
+  for (int g = 0; g < cached; g++) hidden[0][g] = hide(t, g);
+  const check_mistake mistake = {.hidden = hidden};
+  const kvr_status status = against(t, &mistake, factor);
   free(hidden[0]);
   return status;
 }
@@ -91,30 +114,68 @@ static kvr_status other_contents(check_groups *groups, uint64_t seed, const chec
   return status;
 }
 
-static kvr_status run_controls(check_groups *groups, uint64_t seed, check_trial *t,
-                               check_control *controls) {
-  controls[0] = (check_control){"other_cache_contents", 0, 50};
-  controls[1] = (check_control){"zero_output", 0, 1};
-  controls[2] = (check_control){"one_share_dropped", 0, 1};
-  controls[3] = (check_control){"shifted_mask", 0, 1};
-  controls[4] = (check_control){"wrong_source_rank", 0, 1};
+/* Mistakes of a reference with all masks and scales. */
+static const struct {
+  const char *name;
+  double needed;
+  check_mistake mistake;
+} mask_controls[] = {
+    {"window_off_by_one", 50, {.window_shift = 1}},
+    {"sink_dropped", 50, {.sink_shift = -HUGE_VAL}},
+    {"sink_counted_twice", 50, {.sink_shift = 0.6931471805599453}},
+    {"soft_cap_dropped", 50, {.no_soft_cap = true}},
+    {"queries_not_quantised", 1, {.no_q_scale = true}},
+    {"value_scale_dropped", 50, {.no_v_scale = true}},
+};
+
+enum { NUM_MASK_CONTROLS = sizeof mask_controls / sizeof mask_controls[0], NUM_PLAIN_CONTROLS = 5 };
+_Static_assert((int)CHECK_CONTROLS == (int)NUM_PLAIN_CONTROLS + (int)NUM_MASK_CONTROLS,
+               "CHECK_CONTROLS counts the controls");
+
+static kvr_status run_plain(check_groups *groups, uint64_t seed, check_trial *t,
+                            check_control *controls) {
+  const check_mistake shifted = {.end_shift = -1};
   KVR_TRY(other_contents(groups, seed, t, &controls[0].factor));
   KVR_TRY(run_ring(t));
-  KVR_TRY(against_mistake(t, on_dropped_rank, 0, &controls[2].factor));
-  KVR_TRY(against_mistake(t, NULL, -1, &controls[3].factor));
-  KVR_TRY(against_mistake(t, past_next_share, 0, &controls[4].factor));
+  KVR_TRY(against_hidden(t, on_dropped_rank, &controls[2].factor));
+  KVR_TRY(against(t, &shifted, &controls[3].factor));
+  KVR_TRY(against_hidden(t, past_next_share, &controls[4].factor));
   memset(t->out, 0, (size_t)t->num_tokens * check_q_row_bytes(&t->c, KVR_F32));
   for (int i = 0; i < t->num_tokens * t->c.num_q_heads; i++) t->lse[i] = (float)t->ref_lse[i];
   controls[1].factor = check_output_factor(t, t->ref_out, t->ref_lse);
   return KVR_OK;
 }
 
+static kvr_status run_masked(check_trial *t, check_control *controls) {
+  KVR_TRY(run_ring(t));
+  for (int i = 0; i < NUM_MASK_CONTROLS; i++)
+    KVR_TRY(against(t, &mask_controls[i].mistake, &controls[i].factor));
+  return KVR_OK;
+}
+
+/* All of them by name, so that one that cannot run is missed, not forgotten. */
+static void list_controls(check_control *controls) {
+  controls[0] = (check_control){"other_cache_contents", 0, 50};
+  controls[1] = (check_control){"zero_output", 0, 1};
+  controls[2] = (check_control){"one_share_dropped", 0, 1};
+  controls[3] = (check_control){"shifted_mask", 0, 1};
+  controls[4] = (check_control){"wrong_source_rank", 0, 1};
+  for (int i = 0; i < NUM_MASK_CONTROLS; i++)
+    controls[NUM_PLAIN_CONTROLS + i] =
+        (check_control){mask_controls[i].name, 0, mask_controls[i].needed};
+}
+
 kvr_status check_controls_run(check_groups *groups, uint64_t seed,
                               check_control controls[CHECK_CONTROLS]) {
-  const check_case c = control_case();
+  const check_case plain = control_case(), masked = masked_case();
   check_trial trial;
-  kvr_status status = check_trial_open(groups, &c, seed, &trial);
-  if (status == KVR_OK) status = run_controls(groups, seed, &trial, controls);
+  list_controls(controls);
+  kvr_status status = check_trial_open(groups, &plain, seed, &trial);
+  if (status == KVR_OK) status = run_plain(groups, seed, &trial, controls);
+  check_trial_close(&trial);
+  KVR_TRY(status);
+  status = check_trial_open(groups, &masked, seed, &trial);
+  if (status == KVR_OK) status = run_masked(&trial, controls + NUM_PLAIN_CONTROLS);
   check_trial_close(&trial);
   return status;
 }

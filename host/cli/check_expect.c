@@ -43,13 +43,62 @@ int check_share(const check_case *c, int num_tokens, int rank) {
   return held;
 }
 
+/* ---- windows: blocks that nobody sees stay where they are ---- */
+
+/* Lowest position that a new row of the request sees: the first row's. */
+static int lowest_visible(const check_case *c, int request) {
+  const int L = c->requests[request].num_cached;
+  return c->window > 0 && c->window <= L ? L - c->window + 1 : 0;
+}
+
+/* First block, of any rank, that holds a cached position which some row sees; past all blocks if
+ * there is none. */
+static int first_block(const check_case *c, int request) {
+  const int L = c->requests[request].num_cached, low = lowest_visible(c, request);
+  int first = 0;
+  for (int r = 0; r < c->ranks; r++)
+    first = kvr_max(first, kvr_ceil_div(check_share(c, L, r), c->tile));
+  for (int r = 0; r < c->ranks; r++)
+    if (check_share(c, low, r) < check_share(c, L, r))
+      first = kvr_min(first, check_share(c, low, r) / c->tile);
+  return first;
+}
+
+bool check_skips_blocks(const check_case *c, int request) {
+  return c->requests[request].num_new > 0 && first_block(c, request) > 0;
+}
+
+/* Cached tokens from a block on. */
+static int64_t cached_from(const check_case *c, int request, int block) {
+  int64_t sum = 0;
+  for (int r = 0; r < c->ranks; r++)
+    sum += kvr_max(0, check_share(c, c->requests[request].num_cached, r) - block * c->tile);
+  return sum;
+}
+
+/* Tokens of the streams that travel under rotate-all: each rank's share, then its new rows. */
+static int64_t stream_tokens(const check_case *c, int request) {
+  const int L = c->requests[request].num_cached;
+  int first = first_block(c, request), rows[CHECK_RANKS];
+  for (int r = 0; r < c->ranks; r++) {
+    rows[r] = check_half_rows(c, request, r, 0) + check_half_rows(c, request, r, 1);
+    if (rows[r] > 0) first = kvr_min(first, check_share(c, L, r) / c->tile);
+  }
+  int64_t sum = 0;
+  for (int r = 0; r < c->ranks; r++)
+    sum += kvr_max(0, check_share(c, L, r) + rows[r] - first * c->tile);
+  return sum;
+}
+
+/* ---- bytes ---- */
+
 /* Sums over the requests of a step. */
 typedef struct sums {
   int64_t new_tokens;     /* S */
   int64_t new_with_cache; /* S where L > 0 */
-  int64_t cached;         /* L where S > 0 */
-  int64_t passes_cached;  /* passes * L */
-  int64_t passes_all;     /* passes * (L + S) */
+  int64_t cached;         /* visible L where S > 0 */
+  int64_t passes_cached;  /* passes * visible L */
+  int64_t passes_all;     /* passes * visible (L + S) */
 } sums;
 
 static sums add_up(const check_case *c) {
@@ -58,11 +107,12 @@ static sums add_up(const check_case *c) {
     const int S = c->requests[i].num_new, L = c->requests[i].num_cached;
     const int rows = check_most_rows(c, i);
     const int passes = c->query_tile > 0 ? kvr_ceil_div(rows, c->query_tile) : rows > 0;
+    const int64_t visible = cached_from(c, i, first_block(c, i));
     s.new_tokens += S;
     s.new_with_cache += L > 0 ? S : 0;
-    s.cached += S > 0 ? L : 0;
-    s.passes_cached += (int64_t)passes * L;
-    s.passes_all += (int64_t)passes * ((int64_t)L + S);
+    s.cached += S > 0 ? visible : 0;
+    s.passes_cached += passes * visible;
+    s.passes_all += passes * stream_tokens(c, i);
   }
   return s;
 }

@@ -5,13 +5,13 @@
 #include "base/error.h"
 #include "cli/check.h"
 
-/* Arrays of one rank, and the token-order row of each of its rows. */
-typedef struct rank_arrays {
+/* Arrays of one tensor each, and the trial's row of each of their rows. */
+typedef struct arrays {
   int num;
   int *row;
   char *q, *k, *v, *out;
   float *lse;
-} rank_arrays;
+} arrays;
 
 typedef struct sizes {
   size_t q, kv, out, lse; /* bytes of a row */
@@ -22,51 +22,34 @@ static sizes row_sizes(const check_case *c) {
                  check_q_row_bytes(c, c->out_dtype), (size_t)c->num_q_heads * sizeof(float)};
 }
 
-static kvr_status run_token_order(check_trial *t, kvr_plan *plan) {
-  const kvr_tensor q = {.host = t->q, .dtype = t->c.dtype},
-                   k = {.host = t->new_k, .dtype = t->c.dtype};
-  const kvr_tensor v = {.host = t->new_v, .dtype = t->c.dtype};
-  const kvr_tensor out = {.host = t->out, .dtype = t->c.out_dtype};
-  const kvr_tensor lse = {.host = t->lse, .dtype = KVR_F32};
-  const kvr_io io = {.struct_size = sizeof io,
-                     .placement = KVR_TOKEN_ORDER,
-                     .q = &q,
-                     .k = &k,
-                     .v = &v,
-                     .out = &out,
-                     .lse = &lse};
-  return kvr_plan_run(plan, &io);
-}
-
-static kvr_status load_rank(const check_trial *t, kvr_plan *plan, int rank, rank_arrays *a,
-                            unsigned char *seen) {
+static kvr_status allocate(const check_trial *t, arrays *a, int num) {
   const sizes s = row_sizes(&t->c);
-  a->num = kvr_plan_num_rows(plan, rank);
-  const size_t num = (size_t)a->num;
-  a->row = calloc(num + 1, sizeof *a->row);
-  a->q = malloc(num * s.q + 1);
-  a->k = malloc(num * s.kv + 1);
-  a->v = malloc(num * s.kv + 1);
-  a->out = malloc(num * s.out + 1);
-  a->lse = malloc(num * s.lse + 1);
+  const size_t n = (size_t)num;
+  a->row = calloc(n + 1, sizeof *a->row);
+  a->q = malloc(n * s.q + 1);
+  a->k = malloc(n * s.kv + 1);
+  a->v = malloc(n * s.kv + 1);
+  a->out = malloc(n * s.out + 1);
+  a->lse = malloc(n * s.lse + 1);
   if (!a->row || !a->q || !a->k || !a->v || !a->out || !a->lse)
-    return kvr_fail(KVR_E_OOM, "no host memory for the rows of a rank");
-  for (int i = 0; i < a->num; i++) {
-    int request, token;
-    KVR_TRY(kvr_plan_row_token(plan, rank, i, &request, &token));
-    const int row = check_first_row(&t->c, request) + token;
-    if (row < 0 || row >= t->num_tokens || seen[row]++)
-      return kvr_fail(KVR_E_VERIFY, "row %d of rank %d is token %d of request %d, which is taken",
-                      i, rank, token, request);
-    a->row[i] = row;
-    memcpy(a->q + (size_t)i * s.q, (char *)t->q + (size_t)row * s.q, s.q);
-    memcpy(a->k + (size_t)i * s.kv, (char *)t->new_k + (size_t)row * s.kv, s.kv);
-    memcpy(a->v + (size_t)i * s.kv, (char *)t->new_v + (size_t)row * s.kv, s.kv);
-  }
+    return kvr_fail(KVR_E_OOM, "no host memory for %d rows", num);
+  a->num = num;
+  /* What a step leaves out must not look like the row of another one. */
+  memset(a->out, 0xff, n * s.out);
+  memset(a->lse, 0xff, n * s.lse);
   return KVR_OK;
 }
 
-static void store_rank(check_trial *t, const rank_arrays *a) {
+static void load_row(const check_trial *t, arrays *a, int i, int row) {
+  const sizes s = row_sizes(&t->c);
+  const size_t to = (size_t)i, from = (size_t)row;
+  a->row[i] = row;
+  memcpy(a->q + to * s.q, (char *)t->q + from * s.q, s.q);
+  memcpy(a->k + to * s.kv, (char *)t->new_k + from * s.kv, s.kv);
+  memcpy(a->v + to * s.kv, (char *)t->new_v + from * s.kv, s.kv);
+}
+
+static void store_rows(check_trial *t, const arrays *a) {
   const sizes s = row_sizes(&t->c);
   for (int i = 0; i < a->num; i++) {
     const size_t row = (size_t)a->row[i];
@@ -75,17 +58,27 @@ static void store_rank(check_trial *t, const rank_arrays *a) {
   }
 }
 
-static kvr_status run_arrays(check_trial *t, kvr_plan *plan, const rank_arrays *arrays) {
+static void release(arrays *a) {
+  free(a->row);
+  free(a->q);
+  free(a->k);
+  free(a->v);
+  free(a->out);
+  free(a->lse);
+}
+
+static kvr_status run_plan(const check_case *c, kvr_plan *plan, kvr_placement placement,
+                           const arrays *a, int num) {
   kvr_tensor q[CHECK_RANKS], k[CHECK_RANKS], v[CHECK_RANKS], out[CHECK_RANKS], lse[CHECK_RANKS];
-  for (int r = 0; r < t->c.ranks; r++) {
-    q[r] = (kvr_tensor){.host = arrays[r].q, .dtype = t->c.dtype};
-    k[r] = (kvr_tensor){.host = arrays[r].k, .dtype = t->c.dtype};
-    v[r] = (kvr_tensor){.host = arrays[r].v, .dtype = t->c.dtype};
-    out[r] = (kvr_tensor){.host = arrays[r].out, .dtype = t->c.out_dtype};
-    lse[r] = (kvr_tensor){.host = arrays[r].lse, .dtype = KVR_F32};
+  for (int r = 0; r < num; r++) {
+    q[r] = (kvr_tensor){.host = a[r].q, .dtype = c->dtype};
+    k[r] = (kvr_tensor){.host = a[r].k, .dtype = c->dtype};
+    v[r] = (kvr_tensor){.host = a[r].v, .dtype = c->dtype};
+    out[r] = (kvr_tensor){.host = a[r].out, .dtype = c->out_dtype};
+    lse[r] = (kvr_tensor){.host = a[r].lse, .dtype = KVR_F32};
   }
   const kvr_io io = {.struct_size = sizeof io,
-                     .placement = KVR_RANK_ORDER,
+                     .placement = placement,
                      .q = q,
                      .k = k,
                      .v = v,
@@ -94,32 +87,68 @@ static kvr_status run_arrays(check_trial *t, kvr_plan *plan, const rank_arrays *
   return kvr_plan_run(plan, &io);
 }
 
-static kvr_status run_rank_order(check_trial *t, kvr_plan *plan) {
-  rank_arrays arrays[CHECK_RANKS] = {{0}};
+/* Row of the trial that is a new token of a step. */
+static int trial_row(const check_trial *t, int step, int request, int token) {
+  return check_first_row(&t->c, request) + check_step_done(&t->c, request, step) + token;
+}
+
+/* Tokens of request 0, then of request 1, ... */
+static kvr_status load_token_order(const check_trial *t, int step, arrays *a) {
+  const check_case now = check_step_case(&t->c, step);
+  int num = 0, at = 0;
+  for (int i = 0; i < now.num_requests; i++) num += now.requests[i].num_new;
+  KVR_TRY(allocate(t, a, num));
+  for (int i = 0; i < now.num_requests; i++)
+    for (int k = 0; k < now.requests[i].num_new; k++)
+      load_row(t, a, at++, trial_row(t, step, i, k));
+  return KVR_OK;
+}
+
+/* The rows that the plan says; no token may come twice, and none may be of another step. */
+static kvr_status load_rank(const check_trial *t, int step, kvr_plan *plan, int rank, arrays *a,
+                            unsigned char *seen) {
+  const check_case now = check_step_case(&t->c, step);
+  KVR_TRY(allocate(t, a, kvr_plan_num_rows(plan, rank)));
+  for (int i = 0; i < a->num; i++) {
+    int request, token;
+    KVR_TRY(kvr_plan_row_token(plan, rank, i, &request, &token));
+    if (request < 0 || request >= now.num_requests || token < 0 ||
+        token >= now.requests[request].num_new || seen[trial_row(t, step, request, token)]++)
+      return kvr_fail(KVR_E_VERIFY,
+                      "row %d of rank %d is token %d of request %d, which is taken or no token", i,
+                      rank, token, request);
+    load_row(t, a, i, trial_row(t, step, request, token));
+  }
+  return KVR_OK;
+}
+
+static kvr_status load_rank_order(const check_trial *t, int step, kvr_plan *plan, arrays *a) {
+  const check_case now = check_step_case(&t->c, step);
   unsigned char *seen = calloc((size_t)t->num_tokens + 1, 1);
   kvr_status status = seen != NULL ? KVR_OK : kvr_fail(KVR_E_OOM, "no host memory for a case");
-  int rows = 0;
-  for (int r = 0; r < t->c.ranks && status == KVR_OK; r++) {
-    status = load_rank(t, plan, r, &arrays[r], seen);
-    rows += arrays[r].num;
-  }
-  if (status == KVR_OK && rows != t->num_tokens)
-    status =
-        kvr_fail(KVR_E_VERIFY, "the ranks have %d rows, the step %d tokens", rows, t->num_tokens);
-  if (status == KVR_OK) status = run_arrays(t, plan, arrays);
-  for (int r = 0; r < t->c.ranks; r++) {
-    if (status == KVR_OK) store_rank(t, &arrays[r]);
-    free(arrays[r].row);
-    free(arrays[r].q);
-    free(arrays[r].k);
-    free(arrays[r].v);
-    free(arrays[r].out);
-    free(arrays[r].lse);
+  int rows = 0, tokens = 0;
+  for (int i = 0; i < now.num_requests; i++) tokens += now.requests[i].num_new;
+  for (int r = 0; r < now.ranks && status == KVR_OK; r++) {
+    status = load_rank(t, step, plan, r, &a[r], seen);
+    rows += a[r].num;
   }
   free(seen);
+  if (status == KVR_OK && rows != tokens)
+    status = kvr_fail(KVR_E_VERIFY, "the ranks have %d rows, the step %d tokens", rows, tokens);
   return status;
 }
 
-kvr_status check_execute(check_trial *trial, kvr_plan *plan) {
-  return trial->c.rank_order ? run_rank_order(trial, plan) : run_token_order(trial, plan);
+kvr_status check_execute(check_trial *t, int step, kvr_plan *plan) {
+  const bool by_rank = t->c.rank_order;
+  const int num = by_rank ? t->c.ranks : 1;
+  arrays a[CHECK_RANKS] = {{0}};
+  kvr_status status =
+      by_rank ? load_rank_order(t, step, plan, a) : load_token_order(t, step, &a[0]);
+  if (status == KVR_OK)
+    status = run_plan(&t->c, plan, by_rank ? KVR_RANK_ORDER : KVR_TOKEN_ORDER, a, num);
+  for (int r = 0; r < num; r++) {
+    if (status == KVR_OK) store_rows(t, &a[r]);
+    release(&a[r]);
+  }
+  return status;
 }

@@ -8,34 +8,68 @@
 #include "base/error.h"
 #include "cli/check.h"
 
-kvr_status check_reference(const check_trial *t, unsigned char *const *hidden, int end_shift,
-                           double *out, double *lse) {
+static double scale_or_one(float scale) { return scale != 0 ? (double)scale : 1; }
+
+static cli_reference reference_of(const check_trial *t, int request, const check_mistake *m,
+                                  const float *sinks) {
+  const check_case *c = &t->c;
+  return (cli_reference){.num_q_heads = c->num_q_heads,
+                         .num_kv_heads = c->num_kv_heads,
+                         .head_dim = c->head_dim,
+                         .scale = scale_or_one(c->k_scale) / sqrt(c->head_dim),
+                         .q_scale = m->no_q_scale ? 0 : (double)c->q_scale,
+                         .soft_cap = m->no_soft_cap ? 0 : (double)c->soft_cap,
+                         .sinks = sinks,
+                         .value_scale = m->no_v_scale ? 1 : scale_or_one(c->v_scale),
+                         .dtype = c->dtype,
+                         .k = t->k[request],
+                         .v = t->v[request],
+                         .hidden = m->hidden != NULL ? m->hidden[request] : NULL};
+}
+
+/* What new token k of a request sees. Without a causal mask a row sees all of its own step. */
+static cli_reference_row row_of(const check_trial *t, int request, int k, const check_mistake *m) {
+  const check_case *c = &t->c;
+  const kvr_request *q = &c->requests[request];
+  const int position = q->num_cached + k, all = q->num_cached + q->num_new;
+  int step = 0;
+  while (c->ends[step][request] <= k) step++;
+  const int end = c->causal ? position + 1 : q->num_cached + c->ends[step][request];
+  const int first = c->window > 0 ? position + 1 - (c->window + m->window_shift) : 0;
+  const size_t row = (size_t)check_first_row(c, request) + (size_t)k;
+  return (cli_reference_row){.q = (const char *)t->q + row * check_q_row_bytes(c, c->dtype),
+                             .first = kvr_max(0, first),
+                             .end = kvr_clip(end + m->end_shift, 0, all),
+                             .head_step = 1};
+}
+
+static kvr_status run_reference(const check_trial *t, const check_mistake *m, const float *sinks,
+                                double *out, double *lse) {
   const check_case *c = &t->c;
   cli_reference_row *rows = calloc((size_t)t->num_tokens + 1, sizeof *rows);
   kvr_status status = rows != NULL ? KVR_OK : kvr_fail(KVR_E_OOM, "no host memory for a case");
   for (int i = 0; i < c->num_requests && status == KVR_OK; i++) {
-    const kvr_request *q = &c->requests[i];
-    const cli_reference reference = {.num_q_heads = c->num_q_heads,
-                                     .num_kv_heads = c->num_kv_heads,
-                                     .head_dim = c->head_dim,
-                                     .scale = 1 / sqrt(c->head_dim),
-                                     .dtype = c->dtype,
-                                     .k = t->k[i],
-                                     .v = t->v[i],
-                                     .hidden = hidden != NULL ? hidden[i] : NULL};
-    const size_t first = (size_t)check_first_row(c, i), all = (size_t)(q->num_cached + q->num_new);
-    for (int k = 0; k < q->num_new; k++) {
-      const int end = q->num_cached + (c->causal ? k + 1 : q->num_new) + end_shift;
-      rows[k] = (cli_reference_row){.q = (const char *)t->q +
-                                         (first + (size_t)k) * check_q_row_bytes(c, c->dtype),
-                                    .end = kvr_clip(end, 0, (int)all),
-                                    .head_step = 1};
-    }
-    const size_t at = first * (size_t)c->num_q_heads;
-    status =
-        cli_reference_run(&reference, rows, q->num_new, out + at * (size_t)c->head_dim, lse + at);
+    const cli_reference reference = reference_of(t, i, m, sinks);
+    const int num = c->requests[i].num_new;
+    const size_t at = (size_t)check_first_row(c, i) * (size_t)c->num_q_heads;
+    for (int k = 0; k < num; k++) rows[k] = row_of(t, i, k, m);
+    status = cli_reference_run(&reference, rows, num, out + at * (size_t)c->head_dim, lse + at);
   }
   free(rows);
+  return status;
+}
+
+kvr_status check_reference(const check_trial *t, const check_mistake *mistake, double *out,
+                           double *lse) {
+  static const check_mistake none = {0};
+  const check_mistake *m = mistake != NULL ? mistake : &none;
+  const size_t num = (size_t)t->c.num_q_heads;
+  if (t->sinks == NULL) return run_reference(t, m, NULL, out, lse);
+  float *sinks = malloc(num * sizeof *sinks);
+  if (sinks == NULL) return kvr_fail(KVR_E_OOM, "no host memory for sinks");
+  for (size_t h = 0; h < num; h++) sinks[h] = (float)((double)t->sinks[h] + m->sink_shift);
+  const kvr_status status = run_reference(t, m, sinks, out, lse);
+  free(sinks);
   return status;
 }
 
@@ -81,8 +115,8 @@ static bool moves_bytes(int kind) {
   return kind >= 0 && kind < KVR_NUM_OPS && moving[kind];
 }
 
-static void check_records(const check_trial *t, const kvr_plan *plan, const char *strategy,
-                          check_verdict *v) {
+/* Bytes moved in a step, by what completed, by the schedule and by its formula. */
+static void check_records(const check_case *step, const kvr_plan *plan, check_verdict *v) {
   const kvr_trace_record *records;
   kvr_plan_info info = {0};
   int num;
@@ -95,10 +129,11 @@ static void check_records(const check_trial *t, const kvr_plan *plan, const char
     if (records[i].launched && moves_bytes(records[i].kind)) moved += records[i].bytes;
     if (records[i].step > v->last_step) v->last_step = records[i].step;
   }
-  const int64_t want = check_bytes(&t->c, strategy);
+  const int64_t want = check_bytes(step, info.strategy);
   if (moved != want || info.bytes_formula != want || info.bytes_moved != want)
-    FAIL(v, "moved %lld bytes (schedule %lld, its formula %lld), expected %lld", (long long)moved,
-         (long long)info.bytes_moved, (long long)info.bytes_formula, (long long)want);
+    FAIL(v, "%s moved %lld bytes (schedule %lld, its formula %lld), expected %lld", info.strategy,
+         (long long)moved, (long long)info.bytes_moved, (long long)info.bytes_formula,
+         (long long)want);
 }
 
 static void check_cache(check_trial *t, check_verdict *v) {
@@ -123,36 +158,49 @@ static void check_cache(check_trial *t, check_verdict *v) {
   }
 }
 
-static void judge(check_trial *t, const kvr_plan *plan, const char *strategy, check_verdict *v) {
-  v->factor = check_output_factor(t, t->ref_out, t->ref_lse);
-  check_records(t, plan, strategy, v);
-  if (v->outcome == CHECK_PASSED) check_cache(t, v);
-  if (!(v->factor <= 1)) FAIL(v, "output is off by %.3g times the tolerance", v->factor);
+static kvr_status run_step(check_trial *t, int step, const char *strategy, check_verdict *v) {
+  const check_case now = check_step_case(&t->c, step);
+  const kvr_problem problem = {.struct_size = sizeof problem,
+                               .cache = t->desc,
+                               .num_q_heads = now.num_q_heads,
+                               .out_dtype = now.out_dtype,
+                               .causal = now.causal,
+                               .window = now.window,
+                               .soft_cap = now.soft_cap,
+                               .sinks = t->sinks,
+                               .q_scale = now.q_scale,
+                               .k_scale = now.k_scale,
+                               .v_scale = now.v_scale,
+                               .num_requests = now.num_requests,
+                               .requests = now.requests};
+  const kvr_options options = {.struct_size = sizeof options,
+                               .strategy = strategy,
+                               .tile = now.tile,
+                               .query_tile = now.query_tile,
+                               .num_slots = now.slots};
+  kvr_plan *plan = NULL;
+  kvr_status status = kvr_plan_create(t->session, &problem, &options, &plan);
+  if (status == KVR_OK) status = check_execute(t, step, plan);
+  if (status == KVR_OK) check_records(&now, plan, v);
+  kvr_plan_destroy(plan);
+  return status;
 }
 
 void check_trial_run(check_trial *t, const char *strategy, check_verdict *v) {
-  const check_case *c = &t->c;
-  const kvr_problem problem = {.struct_size = sizeof problem,
-                               .cache = t->desc,
-                               .num_q_heads = c->num_q_heads,
-                               .out_dtype = c->out_dtype,
-                               .causal = c->causal,
-                               .num_requests = c->num_requests,
-                               .requests = c->requests};
-  const kvr_options options = {.struct_size = sizeof options,
-                               .strategy = strategy,
-                               .tile = c->tile,
-                               .query_tile = c->query_tile,
-                               .num_slots = c->slots};
-  kvr_plan *plan = NULL;
   *v = (check_verdict){.outcome = CHECK_PASSED, .last_step = -1};
   kvr_status status = reset(t);
-  if (status == KVR_OK) status = kvr_plan_create(t->session, &problem, &options, &plan);
-  if (status == KVR_OK) status = check_execute(t, plan);
-  if (status == KVR_OK)
-    judge(t, plan, strategy, v);
-  else
-    FAIL(v, "%.230s", kvr_error_message());
-  if (status == KVR_E_UNSUPPORTED || status == KVR_E_OOM) v->outcome = CHECK_SKIPPED;
-  kvr_plan_destroy(plan);
+  const char *name = strategy;
+  for (int step = 0; step < t->c.num_steps && status == KVR_OK; step++) {
+    name = check_step_strategy(&t->c, strategy, step);
+    status = run_step(t, step, name, v);
+  }
+  if (status != KVR_OK) {
+    FAIL(v, "%s: %.200s", name, kvr_error_message());
+    v->broken = status == KVR_E_CL || status == KVR_E_STATE;
+    if (status == KVR_E_UNSUPPORTED || status == KVR_E_OOM) v->outcome = CHECK_SKIPPED;
+    return;
+  }
+  v->factor = check_output_factor(t, t->ref_out, t->ref_lse);
+  if (v->outcome == CHECK_PASSED) check_cache(t, v);
+  if (!(v->factor <= 1)) FAIL(v, "output is off by %.3g times the tolerance", v->factor);
 }

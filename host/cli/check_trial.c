@@ -15,15 +15,21 @@ kvr_status check_groups_get(check_groups *groups, int ranks, bool copy_queue, kv
   const kvr_group_desc desc = {.struct_size = sizeof desc,
                                .num_ranks = ranks,
                                .devices = groups->devices,
-                               .copy_queue = copy_queue};
+                               .copy_queue = copy_queue,
+                               .timeout = groups->timeout};
   if (*group == NULL) KVR_TRY(kvr_group_create(&desc, group));
   *out = *group;
   return KVR_OK;
 }
 
+void check_groups_drop(check_groups *groups, int ranks, bool copy_queue) {
+  kvr_group_destroy(groups->list[ranks][copy_queue]);
+  groups->list[ranks][copy_queue] = NULL;
+}
+
 void check_groups_fini(check_groups *groups) {
   for (int r = 0; r <= CHECK_RANKS; r++)
-    for (int k = 0; k < 2; k++) kvr_group_destroy(groups->list[r][k]);
+    for (int k = 0; k < 2; k++) check_groups_drop(groups, r, k);
 }
 
 /* ---- sizes ---- */
@@ -56,11 +62,24 @@ static int num_pages(const check_case *c, int i) {
 
 /* ---- data ---- */
 
+/* Some heads have no sink. */
+static bool make_sinks(check_trial *t, const cli_synthetic *s) {
+  const int num = t->c.num_q_heads;
+  const cli_rows_at at = {.tensor = CLI_SINKS, .num_tokens = num, .heads = 1, .head_dim = 1};
+  if (!t->c.sinks) return true;
+  t->sinks = malloc((size_t)num * sizeof *t->sinks);
+  if (t->sinks == NULL) return false;
+  cli_synthetic_fill(s, at, CLI_QUERY_SCALE, KVR_F32, t->sinks);
+  for (int h = 5; h < num; h += 6) t->sinks[h] = -HUGE_VALF;
+  return true;
+}
+
 static kvr_status make_data(check_trial *t, uint64_t seed) {
   const check_case *c = &t->c;
   cli_synthetic *s = malloc(sizeof *s);
   bool ok = s != NULL;
   if (ok) cli_synthetic_init(s, seed + (uint64_t)c->index);
+  ok = ok && make_sinks(t, s);
   for (int i = 0; i < c->num_requests && ok; i++) {
     const size_t bytes = (size_t)length(c, i) * check_kv_row_bytes(c) + 1;
     const size_t places = ((size_t)length(c, i) + 1) * sizeof(int);
@@ -81,6 +100,7 @@ static kvr_status make_data(check_trial *t, uint64_t seed) {
                            (size_t)check_first_row(c, i) * check_q_row_bytes(c, c->dtype));
   }
   free(s);
+  if (c->v_scale != 0) t->max_v *= fabs((double)c->v_scale);
   return ok ? KVR_OK : kvr_fail(KVR_E_OOM, "no host memory for a case");
 }
 
@@ -192,9 +212,14 @@ static kvr_status open_session(check_trial *t, kvr_group *group) {
                        .query_tile = c->query_tile,
                        .num_slots = c->slots,
                        .out_dtype = c->out_dtype};
-  for (int i = 0; i < c->num_requests; i++) {
-    limits.max_context = kvr_max(limits.max_context, c->requests[i].num_cached);
-    limits.max_rows += check_most_rows(c, i);
+  for (int step = 0; step < c->num_steps; step++) {
+    const check_case now = check_step_case(c, step);
+    int rows = 0;
+    for (int i = 0; i < now.num_requests; i++) {
+      limits.max_context = kvr_max(limits.max_context, now.requests[i].num_cached);
+      rows += check_most_rows(&now, i);
+    }
+    limits.max_rows = kvr_max(limits.max_rows, rows);
   }
   return kvr_session_create(group, t->cache, &limits, &t->session);
 }
@@ -217,7 +242,7 @@ static kvr_status open_trial(check_groups *groups, uint64_t seed, check_trial *t
   gather_new(t);
   KVR_TRY(make_tables(t, seed));
   KVR_TRY(make_pools(t));
-  KVR_TRY(check_reference(t, NULL, 0, t->ref_out, t->ref_lse));
+  KVR_TRY(check_reference(t, NULL, t->ref_out, t->ref_lse));
   KVR_TRY(check_groups_get(groups, c->ranks, c->copy_queue, &group));
   KVR_TRY(open_cache(t, group));
   return open_session(t, group);
@@ -259,6 +284,7 @@ void check_trial_close(check_trial *t) {
     free(t->after[r]);
   }
   free(t->now);
+  free(t->sinks);
   free(t->q);
   free(t->out);
   free(t->lse);

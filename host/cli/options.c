@@ -88,6 +88,8 @@ static const option table[] = {
     {"quick", NULL, FLAG, AT(quick), NULL, 0, 0, CLI_CMD_CHECK,
      "about 200 configurations (default)"},
     {"full", NULL, FLAG, AT(full), NULL, 0, 0, CLI_CMD_CHECK, "at least 2,000 configurations"},
+    {"soak", "SECONDS", INT, AT(soak), NULL, 1, 31536000, CLI_CMD_CHECK,
+     "random configurations of the full kind until the time is over"},
     {"only", "K", INT, AT(only), "-1", -1, INT_MAX, CLI_CMD_CHECK,
      "just case K of this seed, as a failure report names it"},
     {"window", "W", INT, AT(window), "0", 0, INT_MAX, SHAPE,

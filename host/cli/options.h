@@ -37,6 +37,7 @@ typedef struct cli_options {
   uint64_t seed;
   const char *input, *output, *json, *trace, *op_log;
   bool quick, full;
+  int soak; /* [seconds] 0: no soak */
   int only;
   int window;
   double soft_cap, q_scale, k_scale, v_scale;

@@ -81,6 +81,9 @@ static kvr_status one_request(const cli_options *o, const cli_given_shape *f, cl
   if (s->requests == NULL) return kvr_fail(KVR_E_OOM, "no host memory for a request");
   const bool one_chunk = o->cached_tokens > 0 && !cli_options_given(o, "tokens");
   s->requests[0] = (cli_length){one_chunk ? o->chunk : o->tokens, o->cached_tokens};
+  if (s->requests[0].num_new > INT_MAX - o->cached_tokens)
+    return kvr_fail(KVR_E_RANGE, "%d new and %d cached tokens are beyond the limit of %d in all",
+                    s->requests[0].num_new, o->cached_tokens, INT_MAX);
   if (f->num_tokens == 0) return KVR_OK;
   if (o->cached_tokens > f->num_tokens)
     return kvr_fail(KVR_E_CONFLICT, "--cached-tokens is %d, but the input file has only %d tokens",

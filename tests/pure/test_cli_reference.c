@@ -11,6 +11,7 @@
 
 #include "cli/check_case.c"
 #include "cli/check_expect.c"
+#include "cli/check_steps.c"
 #include "cli/convert.c"
 #include "cli/reference.c"
 #include "cli/synthetic.c"
@@ -205,40 +206,88 @@ static void test_map(void **state) {
   }
 }
 
-/* The check's own byte formulas are what the schedules move. */
+static kvr_problem problem_of(const check_case *c) {
+  return (kvr_problem){.struct_size = sizeof(kvr_problem),
+                       .cache = {.struct_size = sizeof(kvr_cache_desc),
+                                 .num_ranks = c->ranks,
+                                 .num_kv_heads = c->num_kv_heads,
+                                 .head_dim = c->head_dim,
+                                 .page_size = c->page_size,
+                                 .num_pages = 10000,
+                                 .interleave = c->interleave,
+                                 .weights = c->weights,
+                                 .dtype = c->dtype},
+                       .num_q_heads = c->num_q_heads,
+                       .out_dtype = c->out_dtype,
+                       .causal = c->causal,
+                       .window = c->window,
+                       .num_requests = c->num_requests,
+                       .requests = c->requests};
+}
+
+/* Compares the bytes of one step under every strategy. */
+static int compare_bytes(const check_case *c) {
+  const kvr_problem problem = problem_of(c);
+  int num = 0;
+  for (int i = 0; i < kvr_num_strategies(); i++) {
+    kvr_options options = {.struct_size = sizeof options,
+                           .strategy = kvr_strategy_name(i),
+                           .tile = c->tile,
+                           .query_tile = c->query_tile,
+                           .num_slots = c->slots};
+    kvr_plan_info info;
+    if (!check_serves(c, options.strategy)) continue;
+    assert_int_equal(kvr_plan_estimate(&problem, &options, &info), KVR_OK);
+    assert_int_equal(info.bytes_moved, check_bytes(c, options.strategy));
+    num++;
+  }
+  return num;
+}
+
+/* The check's own byte formulas are what the schedules move; windows that skip blocks included. */
 static void test_bytes(void **state) {
   (void)state;
-  for (int index = 0; index < 120; index++) {
+  int skipping = 0, chunked = 0;
+  for (int index = 0; index < 400; index++) {
     check_case c;
-    check_case_generate(9, index, false, &c);
-    const kvr_problem problem = {.struct_size = sizeof problem,
-                                 .cache = {.struct_size = sizeof problem.cache,
-                                           .num_ranks = c.ranks,
-                                           .num_kv_heads = c.num_kv_heads,
-                                           .head_dim = c.head_dim,
-                                           .page_size = c.page_size,
-                                           .num_pages = 10000,
-                                           .interleave = c.interleave,
-                                           .weights = c.weights,
-                                           .dtype = c.dtype},
-                                 .num_q_heads = c.num_q_heads,
-                                 .out_dtype = c.out_dtype,
-                                 .causal = c.causal,
-                                 .num_requests = c.num_requests,
-                                 .requests = c.requests};
-    for (int i = 0; i < kvr_num_strategies(); i++) {
-      kvr_options options = {.struct_size = sizeof options,
-                             .strategy = kvr_strategy_name(i),
-                             .tile = c.tile,
-                             .query_tile = c.query_tile,
-                             .num_slots = c.slots};
-      kvr_plan_info info;
-      const kvr_status status = kvr_plan_estimate(&problem, &options, &info);
-      if (status == KVR_E_CONFLICT) continue; /* current-only with a cache */
-      assert_int_equal(status, KVR_OK);
-      assert_int_equal(info.bytes_moved, check_bytes(&c, options.strategy));
+    check_case_generate(9, index, index % 2 == 0, &c);
+    for (int step = 0; step < c.num_steps; step++) {
+      const check_case now = check_step_case(&c, step);
+      assert_true(compare_bytes(&now) >= 6);
+      for (int i = 0; i < now.num_requests; i++) skipping += check_skips_blocks(&now, i);
     }
+    chunked += c.num_steps > 1;
   }
+  assert_true(skipping > 20 && chunked > 40);
+}
+
+/* Steps of a case are its whole, in order, and what a strategy serves depends on what is cached. */
+static void test_steps(void **state) {
+  (void)state;
+  int mixed = 0;
+  for (int index = 0; index < 200; index++) {
+    check_case c;
+    check_case_generate(3, index, true, &c);
+    for (int i = 0; i < c.num_requests; i++) {
+      int cached = c.requests[i].num_cached;
+      for (int step = 0; step < c.num_steps; step++) {
+        const check_case now = check_step_case(&c, step);
+        assert_int_equal(now.requests[i].num_cached, cached);
+        assert_true(now.requests[i].num_new >= 0);
+        cached += now.requests[i].num_new;
+      }
+      assert_int_equal(cached, c.requests[i].num_cached + c.requests[i].num_new);
+    }
+    for (int step = 0; step < c.num_steps; step++) {
+      const check_case now = check_step_case(&c, step);
+      const char *name = check_step_strategy(&c, "ring", step);
+      assert_true(check_serves(&now, name));
+      assert_string_equal(name, check_step_strategy(&c, "ring", step)); /* repeats */
+      mixed += strcmp(name, "ring") != 0;
+    }
+    assert_string_equal(check_step_strategy(&c, "ring", c.num_steps - 1), "ring");
+  }
+  assert_true(mixed > 20);
 }
 
 int main(void) {
@@ -247,7 +296,7 @@ int main(void) {
       cmocka_unit_test(test_synthetic),       cmocka_unit_test(test_reference),
       cmocka_unit_test(test_reference_sinks), cmocka_unit_test(test_reference_quantises),
       cmocka_unit_test(test_comparison),      cmocka_unit_test(test_map),
-      cmocka_unit_test(test_bytes),
+      cmocka_unit_test(test_bytes),           cmocka_unit_test(test_steps),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
