@@ -104,22 +104,30 @@ static kvr_status find_index(const kvr_devices *all, const char *text, int platf
   return fail_unknown(all, text, "there is no such index");
 }
 
-/* The first usable device whose name or platform contains text. A lone digit is more likely an
- * index than a part of a name. */
+static const kvr_device *match(const kvr_devices *all, const char *text, bool platform,
+                               bool usable) {
+  for (int i = 0; i < all->num; i++) {
+    const kvr_device_info *d = &all->devices[i].info;
+    if (contains(platform ? d->platform : d->name, text) && (d->why_not[0] == '\0') == usable)
+      return &all->devices[i];
+  }
+  return NULL;
+}
+
+/* The first usable device whose platform contains text, or else whose name does: the name of a CPU,
+ * its vendor included, is in the device names of other vendors' platforms too. A lone digit is more
+ * likely an index than a part of a name. */
 static kvr_status find_name(const kvr_devices *all, const char *text, const kvr_device **out) {
-  const kvr_device *unusable = NULL;
   if (all_digits(text) && strlen(text) <= 2)
     return fail_unknown(all, text, "write PLATFORM.DEVICE, e.g. 0.0");
-  for (int i = 0; i < all->num; i++) {
-    const kvr_device *d = &all->devices[i];
-    if (!contains(d->info.name, text) && !contains(d->info.platform, text)) continue;
-    if (d->info.why_not[0] == '\0') {
+  for (int usable = 1; usable >= 0; usable--)
+    for (int platform = 1; platform >= 0; platform--) {
+      const kvr_device *d = match(all, text, platform != 0, usable != 0);
+      if (d == NULL) continue;
+      if (!usable) return fail_unusable(d);
       *out = d;
       return KVR_OK;
     }
-    if (unusable == NULL) unusable = d;
-  }
-  if (unusable != NULL) return fail_unusable(unusable);
   return fail_unknown(all, text, "write PLATFORM.DEVICE or part of a name");
 }
 
