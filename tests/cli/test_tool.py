@@ -1,49 +1,13 @@
 #!/usr/bin/env python3
-"""The kvring tool from outside: exit codes, messages, files and JSON keys.
+"""The kvring tool from outside: commands, files and JSON keys.
 
 test_tool.py PATH_OF_KVRING
 """
 import json
-import struct
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
-TOOL = sys.argv[1]
-SMALL = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--tile", "32"]
-
-
-def kvring(*words, code=0, has=""):
-    done = subprocess.run([TOOL, *map(str, words)], capture_output=True, text=True, timeout=280)
-    text = done.stdout + done.stderr
-    assert done.returncode == code, f"{words}: exit {done.returncode}, not {code}\n{text}"
-    assert has in text, f"{words}: no '{has}' in\n{text}"
-    return text
-
-
-def write_safetensors(path, tensors):
-    header, data = {}, b""
-    for name, (dtype, shape, values) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
-        data += values
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def read_safetensors(path):
-    raw = path.read_bytes()
-    length = struct.unpack("<Q", raw[:8])[0]
-    header = json.loads(raw[8 : 8 + length])
-    return header, raw[8 + length :]
-
-
-def floats(count, seed):
-    values = []
-    for i in range(count):
-        seed = (seed * 1664525 + 1013904223) % 2**32
-        values.append(seed / 2**31 - 1)
-    return struct.pack(f"<{count}f", *values)
+sys.dont_write_bytecode = True
+from tool import SMALL, kvring, qkv, read_floats, read_safetensors, run_tests, write_safetensors
 
 
 def test_usage(_):
@@ -53,19 +17,6 @@ def test_usage(_):
     kvring("prefil", code=2, has="did you mean prefill?")
     for command in ["devices", "doctor", "check", "plan", "prefill"]:
         kvring(command, "--help", has="--json")
-    kvring("prefill", "--rank", 2, code=2, has="did you mean --ranks?")
-    kvring("prefill", "--ranks", 0, code=2, has="1..1024")
-    kvring("prefill", "--math", "bf16", code=2, has="not supported yet")
-    kvring("prefill", "--ranks", 3, "--tokens", 200, "--chunk", 60, "--window", 37, "--soft-cap", 5,
-           "--v-scale", 2, "--tile", 16, "--strategy", "all", "--verify")
-    kvring("prefill", "--strategy", "rinng", code=2, has="rinng")
-    kvring("prefill", "--heads", 3, "--kv-heads", 2, code=2, has="multiple")
-    kvring("prefill", "--strategy", "current-only", "--cached-tokens", 5, code=2, has="current-only")
-    kvring("prefill", "--requests", "5", code=2, has="S:L")
-    kvring("prefill", "--weights", "1,2", "--ranks", 3, code=2, has="--weights")
-    kvring("prefill", "--map", "zigzag", code=2, has="striped")
-    kvring("check", "--quick", "--full", code=2, has="exclude")
-    kvring("prefill", "--input", "/nonexistent", code=1, has="/nonexistent")
 
 
 def test_devices_and_doctor(folder):
@@ -83,6 +34,11 @@ def test_plan(folder):
     assert {"ring", "gather-kv", "gather-q", "rotate-q", "rotate-all", "current-only"} <= names
     ring = next(c for c in plan["candidates"] if c["name"] == "ring")
     assert ring["predicted_ms"] is None and ring["bytes"] > 0 and ring["peak_bytes"] > 0
+    kvring("plan", "--cached-tokens", 20000, "--chunk", 4096, "--window", 500, "--json", folder / "w.json")
+    windowed = json.loads((folder / "w.json").read_text())
+    assert windowed["settings"]["window"] == 500 and windowed["settings"]["requests"] == [[4096, 20000]]
+    narrow = next(c for c in windowed["candidates"] if c["name"] == "ring")
+    assert narrow["bytes"] < ring["bytes"] / 2  # blocks that no window sees do not travel
 
 
 def test_prefill_all(folder):
@@ -115,53 +71,21 @@ def test_prefill_shapes(_):
            "contiguous", "--weights", "1,3", "--dtype", "bf16", "--out-dtype", "bf16", "--strategy", "auto",
            has="auto took")
     kvring("prefill", "--ranks", 3, "--tokens", 100, "--chunk", 50, *SMALL, "--strategy", "all", "--verify",
-           "--query-tile", 5, "--slots", 3, "--copy-queue", "--causal", 0)
+           "--query-tile", 5, "--slots", 3, "--copy-queue", "--causal", 0, "--timeout", 300)
 
 
 def test_input_and_output(folder):
-    tokens, shape = 90, {"q": 4, "k": 2, "v": 2}
-    tensors = {name: ("F32", [tokens, heads, 64], floats(tokens * heads * 64, heads + ord(name)))
-               for name, heads in shape.items()}
-    write_safetensors(folder / "in.safetensors", tensors)
+    tokens = 90
+    write_safetensors(folder / "in.safetensors", qkv(tokens))
     outs = []
     for ranks, chunk in [(1, 90), (3, 32)]:
         path = folder / f"out{ranks}.safetensors"
         kvring("prefill", "--ranks", ranks, "--chunk", chunk, "--input", folder / "in.safetensors", "--output",
                path, "--verify", "--strategy", "ring")
-        header, data = read_safetensors(path)
+        header, _ = read_safetensors(path)
         assert header["out"]["shape"] == [tokens, 4, 64] and header["lse"]["shape"] == [tokens, 4]
-        begin, end = header["out"]["data_offsets"]
-        outs.append(struct.unpack(f"<{tokens * 4 * 64}f", data[begin:end]))
+        outs.append(read_floats(path, "out"))
     assert max(abs(a - b) for a, b in zip(*outs)) < 1e-5
-    kvring("prefill", "--input", folder / "in.safetensors", "--heads", 8, code=2, has="--heads is 8")
-    tensors["v"] = ("F32", [tokens, 1, 64], floats(tokens * 64, 1))
-    write_safetensors(folder / "bad.safetensors", tensors)
-    kvring("prefill", "--input", folder / "bad.safetensors", code=2, has="(90, 1, 64)")
-    raw = (folder / "in.safetensors").read_bytes()
-    (folder / "short.safetensors").write_bytes(raw[:-100])
-    kvring("prefill", "--input", folder / "short.safetensors", code=1, has="truncated")
 
 
-def test_budget(folder):
-    kvring("prefill", "--ranks", 2, "--tokens", 256, "--chunk", 128, *SMALL, "--memory-budget", "10K", code=1,
-           has="budget")
-
-
-def test_check(folder):
-    kvring("check", "--only", 5, "--json", folder / "c.json", has="passed")
-    found = json.loads((folder / "c.json").read_text())
-    assert found["failed"] == 0 and found["passed"] >= 6
-    controls = {c["name"]: c["factor"] for c in found["negative_controls"]}
-    assert controls["other_cache_contents"] >= 50 and min(controls.values()) > 1, controls
-    assert {"name", "count"} <= set(found["classes"][0])
-
-
-def main():
-    for name, test in list(globals().items()):
-        if name.startswith("test_"):
-            print(name, flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                test(Path(folder))
-
-
-main()
+run_tests(globals())
