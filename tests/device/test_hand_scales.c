@@ -35,41 +35,41 @@ static void windows_at_the_edges_of_blocks_and_lengths_are_right(void **state) {
 
 /* ---- scales ---- */
 
-static double factor_q, factor_k, factor_v;
+/* What q, k and v are multiplied by, and the option q_scale. */
+typedef struct factors {
+  double q, k, v, q_scale;
+} factors;
+static factors applied;
 
 static double scaled_query(int request, int position, int head, int dim) {
-  return (double)(float)(factor_q * hand_scrambled_query(request, position, head, dim));
+  return (double)(float)(applied.q * hand_scrambled_query(request, position, head, dim));
 }
 static double scaled_key(int request, int position, int head, int dim) {
-  return (double)(float)(factor_k * hand_scrambled(request, position, head, dim));
+  return (double)(float)(applied.k * hand_scrambled(request, position, head, dim));
 }
 static double scaled_value(int request, int position, int head, int dim) {
-  return (double)(float)(factor_v * hand_scrambled_value(request, position, head, dim));
+  return (double)(float)(applied.v * hand_scrambled_value(request, position, head, dim));
 }
 
 /* A step whose inputs are multiplied, and whose options take that back. */
-static void run_scaled(int P, double q, double k, double v, double q_scale, int capped,
-                       const hand_outputs *outputs) {
+static void run_scaled(int P, factors f, int capped, const hand_outputs *outputs) {
   pure_case c = hand_case(P, 29, 9, 2, 1, D);
-  factor_q = q, factor_k = k, factor_v = v;
-  c.problem.scale = (float)(0.5 / q);
-  c.problem.k_scale = (float)(1 / k);
-  c.problem.v_scale = (float)(1 / v);
-  c.problem.q_scale = (float)q_scale;
+  applied = f;
+  c.problem.scale = (float)(0.5 / f.q);
+  c.problem.k_scale = (float)(1 / f.k);
+  c.problem.v_scale = (float)(1 / f.v);
+  c.problem.q_scale = (float)f.q_scale;
   c.problem.soft_cap = capped ? 5.0f : 0.0f;
   hand_run_formula(&c, scaled_query, scaled_key, scaled_value, hand_expect_same, outputs);
 }
 
 static void scaled_inputs_and_inverse_scales(double a, double tolerance) {
+  const factors all[] = {{1, 1, 1, 0}, {1, a, 1, 0}, {1, 1, a, 0},
+                         {a, 1, 1, 0}, {1, 1, 1, a}, {a, 1 / a, a, a}};
   for (int i = 0; i < HAND_NUM_RANKS; i++) {
-    const int capped = i % 2;
     hand_outputs same = {.tolerance = tolerance};
-    run_scaled(hand_ranks[i], 1, 1, 1, 0, capped, &same);
-    run_scaled(hand_ranks[i], 1, a, 1, 0, capped, &same);
-    run_scaled(hand_ranks[i], 1, 1, a, 0, capped, &same);
-    run_scaled(hand_ranks[i], a, 1, 1, 0, capped, &same);
-    run_scaled(hand_ranks[i], 1, 1, 1, a, capped, &same); /* q is divided and multiplied again */
-    run_scaled(hand_ranks[i], a, 1 / a, a, a, capped, &same);
+    for (size_t n = 0; n < sizeof all / sizeof *all; n++)
+      run_scaled(hand_ranks[i], all[n], i % 2, &same);
     hand_outputs_fini(&same);
   }
 }
