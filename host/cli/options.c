@@ -180,6 +180,9 @@ static kvr_status parse_one(int left, char **argv, unsigned command, cli_options
     if (left < 2)
       return kvr_fail(KVR_E_RANGE, "--%s needs a value: --%s %s", o->name, o->name, o->argument);
     text = argv[1];
+    if (strncmp(text, "--", 2) == 0)
+      return kvr_fail(KVR_E_RANGE, "--%s needs a value, but %.40s follows; write --%s=%s", o->name,
+                      text, o->name, o->argument);
     *used = 2;
   }
   char what[48];

@@ -24,6 +24,7 @@ kvr_status cli_prefill_open_session(cli_prefill_job *job, cli_run *run) {
     limits.max_new_tokens += kvr_min(s->chunk, q->num_new);
     limits.max_context = kvr_max(limits.max_context, q->num_cached + before);
   }
+  limits.max_new_tokens = kvr_max(1, limits.max_new_tokens); /* a prompt may be empty */
   return kvr_session_create(job->group, job->cache, &limits, &run->session);
 }
 

@@ -80,6 +80,7 @@ static void test_names_the_nearest(void **state) {
   FAILS(KVR_E_RANGE, "--help lists", "--zzzzzzzz");
   FAILS(KVR_E_RANGE, "unexpected argument", "ring");
   FAILS(KVR_E_RANGE, "needs a value", "--tokens");
+  FAILS(KVR_E_RANGE, "--json needs a value, but --verify follows", "--json", "--verify");
   FAILS(KVR_E_RANGE, "takes no value", "--copy-queue=1");
   FAILS(KVR_E_RANGE, "no option of this command", "--full");
   const char *const names[] = {"devices", "doctor", "prefill"};
