@@ -9,9 +9,11 @@
 
 kvr_status kvr_exec_fail_op(const kvr_exec *x, int i, kvr_status status) {
   const kvr_op *op = &x->schedule->ops[i];
-  char place[64] = "";
-  if (op->block >= 0) snprintf(place, sizeof place, ", pass %d, block %d", op->pass, op->block);
-  return kvr_fail_at(status, "rank %d, op %d (%s%s)", op->rank, i, kvr_op_name(op->kind), place);
+  char step[64] = "", block[32] = "";
+  if (op->step >= 0) snprintf(step, sizeof step, ", pass %d, step %d", op->pass, op->step);
+  if (op->block >= 0) snprintf(block, sizeof block, ", block %d", op->block);
+  return kvr_fail_at(status, "rank %d, op %d (%s%s%s)", op->rank, i, kvr_op_name(op->kind), step,
+                     block);
 }
 
 static kvr_status fail_sink(const kvr_sink *sink, kvr_status status) {
@@ -57,7 +59,7 @@ static void explain(cl_event event, const kvr_sink *missing) {
     kvr_error_set("the command is %s and waits for %s%s, which is %s: %s", status_word(event),
                   missing->what, where, status_word(missing->event), reason);
   else
-    kvr_error_set("the command is %s, and all that it waits for is complete: %s",
+    kvr_error_set("the command is %s, and every op and input that it waits for is complete: %s",
                   status_word(event), reason);
 }
 
