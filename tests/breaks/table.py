@@ -23,6 +23,23 @@ FAILING_STEPS = Test("device_test_faults", "test_steps_that_fail")
 FAILING_COMMANDS = Test("device_test_faults", "test_commands_that_fail")
 FLUSHES = Test("device_test_faults", "test_queues_are_flushed*")
 
+# Kernel tests that compile few kernels; each runs the tiled and the plain kernels of kvr_attend.
+MASKS = Test("device_test_kernels", "test_comparison_sees_wrong_masks")
+POISON = Test("device_test_kernels", "test_poison")
+BLIND = Test("device_test_kernels", "test_blind_rows")
+CARRY = Test("device_test_kernels", "test_empty_axis")
+LONG_AXIS = Test("device_test_kernels", "test_long_axis*")
+WINDOW = Test("device_test_mask_kernels", "test_window_by_hand")
+CAP = Test("device_test_mask_kernels", "test_soft_cap_by_hand")
+CAP_AND_MASK = Test("device_test_mask_kernels", "test_soft_cap_does_not_unmask")
+SINKS = Test("device_test_mask_kernels", "test_sinks")
+SINKS_ALONE = Test("device_test_mask_kernels", "test_sinks_alone")
+CLIPPED = Test("device_test_mask_kernels", "test_queries_are_clipped")
+MERGES = Test("device_test_merge_kernels")
+ROWS = Test("device_test_row_kernels")
+VARIANTS = Test("device_test_variants", "test_every_variant_alone")
+SELF_TEST = Test("device_test_variants", "test_wrong_results")
+
 # Edits that take the verifier out, so that the tests behind it must notice.
 NO_VERIFIER = (Edit("host/schedule/verify.c", "  KVR_TRY(kvr_verify_order(s));\n", ""),
                Edit("host/schedule/verify.c", "  KVR_TRY(kvr_verify_data(s));\n", ""))
@@ -44,7 +61,8 @@ SCHEDULE = [
     one("window off by one in block skipping", "host/schedule/schedule.c", "token - s->problem.window + 1",
         "token - s->problem.window + 2", STRATEGIES),
     one("first visible block rounded up", "host/schedule/schedule.c",
-        "kvr_min(block, below / s->options.tile)", "kvr_min(block, (below + 1) / s->options.tile)", STRATEGIES),
+        "kvr_min(block, below / s->options.tile)", "kvr_min(block, (below + 1) / s->options.tile)",
+        STRATEGIES),
     one("last block one token short", "host/schedule/schedule.c", "left < s->options.tile ? (int)left :",
         "left < s->options.tile ? (int)left - 1 :", STRATEGIES),
     one("sink counted in every launch without carry", "host/schedule/build.c",
@@ -52,7 +70,8 @@ SCHEDULE = [
     one("non-causal step attends only earlier tokens", "host/schedule/build.c",
         ": s->problem.requests[i].num_new;", ": kvr_rows_token_end(a->rows);", STRATEGIES),
     one("cache write of one token too few", "host/schedule/build.c",
-        "if (owned > 0) KVR_TRY(kvr_build_cache_write(", "if (owned > 1) KVR_TRY(kvr_build_cache_write(", STRATEGIES),
+        "if (owned > 0) KVR_TRY(kvr_build_cache_write(", "if (owned > 1) KVR_TRY(kvr_build_cache_write(",
+        STRATEGIES),
     Break("hop from the wrong rank", (DOWNSTREAM,), STRATEGIES),
     Break("hop from the wrong rank, no verifier", (DOWNSTREAM, *NO_VERIFIER), STRATEGIES),
     one("carry forgotten in the ring", "host/strategy/ring_pass.c",
@@ -64,7 +83,8 @@ SCHEDULE = [
     one("state comes home to the wrong rank", "host/strategy/rotate_q.c", "const int prev = (j + P - 1) % P;",
         "const int prev = (j + 1) % P;", STRATEGIES),
     one("blocks below the window travel", "host/schedule/schedule.c",
-        "s->first_block[i] = find_first_block(s, i);", "s->first_block[i] = 0 * find_first_block(s, i);", COUNTS),
+        "s->first_block[i] = find_first_block(s, i);", "s->first_block[i] = 0 * find_first_block(s, i);",
+        COUNTS),
     one("formula of bytes without one rank", "host/strategy/registry.c",
         "return (int64_t)(s->layout.num_ranks - 1) * s->layout.num_tokens",
         "return (int64_t)s->layout.num_ranks * s->layout.num_tokens", STRATEGIES),
@@ -73,8 +93,8 @@ SCHEDULE = [
 ]
 
 CORE = [
-    one("owner of a position off by one", "kernels_cl/shared.h", "o >= 0 && o < run ?", "o >= 0 && o <= run ?",
-        STRATEGIES),
+    one("owner of a position off by one", "kernels_cl/shared.h", "o >= 0 && o < run ?",
+        "o >= 0 && o <= run ?", STRATEGIES),
     one("token equal to the query hidden", "kernels_cl/shared.h", "(key <= row)", "(key < row)", STRATEGIES),
     one("tail chunk of the next rank", "host/core/layout.c", "2 * (int64_t)num_ranks - 1 - rank",
         "2 * (int64_t)num_ranks - 2 - rank", LAYOUT),
@@ -85,9 +105,11 @@ CORE = [
         "kvr_map_count(cache, num_tokens, r) / cache->page_size", LAYOUT),
     one("page freed while another request shares it", "host/core/pages.c", "if (--pages->users[page] == 0)",
         "if (--pages->users[page] >= 0)", PAGES),
-    one("page that a table names twice accepted", "host/core/pages.c", "own[page] = 2;", "own[page] = 1;", PAGES),
+    one("page that a table names twice accepted", "host/core/pages.c", "own[page] = 2;", "own[page] = 1;",
+        PAGES),
     one("heads that are no multiple accepted", "host/core/validate.c",
-        "if (p->num_q_heads % p->cache.num_kv_heads != 0)", "if (p->num_q_heads < p->cache.num_kv_heads)", VALIDATE),
+        "if (p->num_q_heads % p->cache.num_kv_heads != 0)", "if (p->num_q_heads < p->cache.num_kv_heads)",
+        VALIDATE),
     one("a single slot accepted", "host/core/validate.c", "o->num_slots < 0 || o->num_slots == 1",
         "o->num_slots < 0", VALIDATE),
     one("auto at its threshold", "host/choose/choose.c", "move_kv >= move_q", "move_kv > move_q", CHOOSE),
@@ -101,10 +123,11 @@ DEVICE = [
         "const int page = m->table->entries[(local > 0 ? local - 1 : 0) / c->desc.page_size];", CACHE),
     one("run of rows over the end of a buffer", "host/device/cache_rows.c",
         "next != page + 1 || next % per_buffer == 0", "next != page + 1", CACHE),
-    one("memory given back but not counted", "host/device/group.c", "clReleaseMemObject(mem);\n  atomic_fetch_sub(&group->ranks[rank].allocated, bytes);",
+    one("memory given back but not counted", "host/device/group.c",
+        "clReleaseMemObject(mem);\n  atomic_fetch_sub(&group->ranks[rank].allocated, bytes);",
         "clReleaseMemObject(mem);\n  (void)bytes;", LEAKS),
-    one("two platforms in a group", "host/device/device_select.c", "places->list[0].root.platform != d->platform",
-        "false", GROUP),
+    one("two platforms in a group", "host/device/device_select.c",
+        "places->list[0].root.platform != d->platform", "false", GROUP),
 ]
 
 EXECUTOR = [
@@ -120,18 +143,77 @@ EXECUTOR = [
     one("clSetKernelArg unchecked", "host/exec/launch.c",
         'return kvr_cl_check(clSetKernelArg(kernel, index, size, value), "clSetKernelArg");',
         "clSetKernelArg(kernel, index, size, value);\n  return KVR_OK;", FAILING_STEPS),
-    one("queue not flushed", "host/exec/queue.c", "  KVR_CL(clFlush, (kvr_exec_queue(exec, rank, queue)));\n", "",
-        FLUSHES),
+    one("queue not flushed", "host/exec/queue.c",
+        "  KVR_CL(clFlush, (kvr_exec_queue(exec, rank, queue)));\n", "", FLUSHES),
     one("event not released", "host/exec/complete.c",
         "  clReleaseEvent(x->events[i]);\n  x->events[i] = NULL;\n  return KVR_OK;",
         "  x->events[i] = NULL;\n  return KVR_OK;", FAILING_STEPS),
-    one("tail rows uploaded over the head's", "host/exec/io.c", "rows.first + rows.split, rows.num - rows.split}",
-        "rows.first, rows.num - rows.split}", CHUNKS),
+    one("tail rows uploaded over the head's", "host/exec/io.c",
+        "rows.first + rows.split, rows.num - rows.split}", "rows.first, rows.num - rows.split}", CHUNKS),
     one("K and V exchanged", "host/exec/io.c", "(size_t)part * width", "(size_t)(1 - part) * width", CHUNKS),
     one("cache lengths after a failed step", "host/api/plan.c", "status == KVR_OK && i < p->num_requests",
         "i < p->num_requests", FAILED_WAIT),
     one("failed plan may run again", "host/api/plan.c", "status == KVR_OK ? PLAN_DONE : PLAN_POISONED",
-        "PLAN_DONE", FAILING_COMMANDS),
+        "PLAN_DONE", FAILED_WAIT),
 ]
 
-BREAKS = SCHEDULE + CORE + DEVICE + EXECUTOR
+TILES, PLAIN, MERGE, ROW = (f"kernels_cl/{name}.cl" for name in ("attend", "attend_plain", "merge", "rows"))
+
+KERNELS = [
+    one("window off by one", TILES, "max(token + 1 - a.window, -a.num_cached)",
+        "max(token - a.window, -a.num_cached)", WINDOW),
+    one("first key of the window skipped", TILES, "if (ring_token(middle, a) < r->firsts.low)",
+        "if (ring_token(middle, a) <= r->firsts.low)", WINDOW),
+    one("window off by one in the shared mask", "kernels_cl/shared.h", "(distance < a.window)",
+        "(distance <= a.window)", WINDOW),
+    one("own token hidden", TILES, "clamp(r->lasts.high - token + 1, 0, num_keys)",
+        "clamp(r->lasts.high - token, 0, num_keys)", MASKS),
+    one("last key of a run left out", TILES, "const int num_keys = max(end - begin, 0);",
+        "const int num_keys = max(end - begin - 1, 0);", MASKS),
+    one("last row of a tile left out", TILES, "r->num_rows = min(ROW_TILE, total - p0);",
+        "r->num_rows = min(ROW_TILE - 1, total - p0);", MASKS),
+    one("wrong query heads for a KV head", TILES, "{p / group, h * group + p % group}",
+        "{p / group, h + p % group * a.num_kv_heads}", MASKS),
+    one("soft cap after the mask", TILES, "s[j][i] = seen ? s[j][i] : (float16)(-INFINITY);",
+        "s[j][i] = seen ? s[j][i] : (float16)(cap != 0.0f ? -cap : -INFINITY);", CAP_AND_MASK),
+    one("soft cap in another base", TILES, "const float inv_cap = 1.0f / cap;",
+        "const float inv_cap = 1.0f / (cap * LN_2);", CAP),
+    one("value of a masked key read (NaN)", TILES, "b->strange_v |= any(top >= 0x7f800000u);",
+        "b->strange_v |= any(top > 0x7fffffffu);", POISON),
+    one("-inf less -inf in rows that see nothing", TILES,
+        "base[i] = top[i] == -INFINITY ? (float16)(0.0f) : top[i];", "base[i] = top[i];", BLIND),
+    one("acc not rescaled to the new maximum", TILES, "acc[r * DIM_VECS + i] * (float16)(alpha[r]) + o[r][i];",
+        "acc[r * DIM_VECS + i] + o[r][i];", LONG_AXIS),
+    one("carried state not loaded", TILES, "const int carried = a.carry_in && ml[0] != -INFINITY;",
+        "const int carried = a.carry_in && ml[0] == INFINITY;", CARRY),
+    one("sink counted in every launch", TILES, "((float *)r->l)[i] = carried ? ml[1] :",
+        "((float *)r->l)[i] = carried ? ml[1] + (a.use_sinks ? exp2(sinks[w.head] * LOG2_E - ml[0]) : 0.0f) :",
+        SINKS),
+    one("sink in base 2", TILES, "sinks[w.head] * LOG2_E", "sinks[w.head]", SINKS_ALONE),
+    one("LSE in base 2", TILES, "m * LN_2 + log(l)", "m + log2(l)", MASKS),
+    one("queries not clipped", "kernels_cl/numbers.h", "x = x > LARGEST ? (float16)(LARGEST) : x;", "", CLIPPED),
+    one("bf16 truncated instead of rounded", "kernels_cl/numbers.h",
+        "const uint16 u = as_uint16(x);\n  return isnan(x) ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;",
+        "const uint16 u = as_uint16(x);\n  return u >> 16;", MERGES),
+    one("plain: carried state not loaded", PLAIN, "const int carried = a.carry_in && ml[0] != -INFINITY;",
+        "const int carried = a.carry_in && ml[0] == INFINITY;", CARRY),
+    one("plain: wrong query heads for a KV head", PLAIN, "const int head = h * group + p % group;",
+        "const int head = h + p % group * a.num_kv_heads;", MASKS),
+    one("plain: window ignored in the cache", PLAIN, "if (!kvr_visible(row, key, a)) continue;",
+        "if (key >= a.ring_end && !kvr_visible(row, key, a)) continue;", WINDOW),
+    one("part without weight read (NaN)", MERGE, "  if (!(w > 0.0f)) return;\n", "", MERGES),
+    one("-inf less -inf in a merge", MERGE, "isinf(top) ? 0.0f : top;", "top;", MERGES),
+    one("merged LSE in base 2", MERGE, "top * LN_2 + log(sum)", "top + log2(sum)", MERGES),
+    one("row of a page off by one", ROW, "page * a.page_size + x % a.page_size",
+        "page * a.page_size + (x + 1) % a.page_size", ROWS),
+    one("page of another buffer", ROW, "table[x / a.page_size] - a.page_first;",
+        "table[x / a.page_size] % a.page_count;", ROWS),
+    one("last word of a row left out", ROW, "i = wide * WORDS + part; i < words; i += n",
+        "i = wide * WORDS + part; i < words - 1; i += n", ROWS),
+    one("a wrong kernel in the library", TILES, "max(token + 1 - a.window, -a.num_cached)",
+        "max(token - a.window, -a.num_cached)", VARIANTS),
+    one("self-test that compares nothing", "host/device/self_test.c",
+        "if (!(fabs(got - lse) <= 1e-4 * (1 + fabs(lse))))", "if (got > HUGE_VAL * lse)", SELF_TEST),
+]
+
+BREAKS = KERNELS + SCHEDULE + CORE + DEVICE + EXECUTOR
