@@ -9,7 +9,8 @@
 #include "cli/options.c"
 #include "cli/parse.c"
 
-/* Parses up to four words as options of prefill. The options point into them until the next call. */
+/* Parses up to four words as options of prefill. The options point into them until the next call.
+ */
 static kvr_status parse4(const char *const words[4], cli_options *out) {
   static char copies[4][64];
   char *argv[4];
