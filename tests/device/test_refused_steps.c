@@ -306,8 +306,7 @@ static void buffers_of_another_context_are_refused(void **state) {
   device_ok(kvr_group_context(other, 0, &context), "kvr_group_context");
   for (int n = 0; n < 3; n++) {
     const cl_mem mem = make_buffer(context, MOST);
-    REFUSED_RUN(w, &a, (a.tensors[n].host = NULL, a.tensors[n].mem = mem), KVR_E_CL,
-                "CL_INVALID_");
+    REFUSED_RUN(w, &a, (a.tensors[n].host = NULL, a.tensors[n].mem = mem), KVR_E_CL, "CL_INVALID_");
     clReleaseMemObject(mem);
   }
   kvr_group_destroy(other);
