@@ -9,10 +9,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Test:
-    """A test program (its CMake target), and the cmocka tests of it that run (a pattern)."""
+    """A test program (its CMake target), and the cmocka tests of it that run (a pattern); or a
+    command, in which {tree} and {build} stand for the folders, and the targets that it needs."""
 
     target: str
     filter: str = ""
+    command: tuple = ()
+    targets: tuple = ()
 
     def __str__(self):
         program = self.target.replace("_test_", "/test_", 1)

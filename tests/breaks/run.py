@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,14 +56,17 @@ class Copy:
         if done.returncode != 0:
             raise Stop(f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
 
-    def make(self, target):
-        self.must(["cmake", "--build", self.build, "--target", target, "--parallel", "2"])
+    def make(self, test):
+        targets = test.targets or (test.target,)
+        self.must(["cmake", "--build", self.build, "--parallel", "2", "--target", *targets])
 
-    def program(self, target):
-        for path in (self.build / "tests" / target, self.build / target):
+    def command(self, test):
+        if test.command:
+            return [word.format(tree=self.root, build=self.build) for word in test.command]
+        for path in (self.build / "tests" / test.target, self.build / test.target):
             if path.is_file():
-                return path
-        raise Stop(f"the build made no {target}")
+                return [path]
+        raise Stop(f"the build made no {test.target}")
 
     def preload(self):
         """The library that filters cmocka tests: cmocka has no option for that."""
@@ -79,12 +83,12 @@ class Copy:
             environment.update(LD_PRELOAD=str(self.preload()), KVRING_BREAK_FILTER=test.filter)
         start = time.monotonic()
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen([self.program(test.target)], env=environment, stdout=output,
-                                       stderr=subprocess.STDOUT, cwd=self.folder)
+            process = subprocess.Popen(self.command(test), env=environment, stdout=output,
+                                       stderr=subprocess.STDOUT, cwd=self.folder, start_new_session=True)
             try:
                 code = process.wait(limit)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
                 code = None
             output.seek(0)
@@ -94,7 +98,7 @@ class Copy:
 
 def check_unbroken(copy, test):
     """Seconds of a test in the unbroken copy, where it must pass; None: it skips itself."""
-    copy.make(test.target)
+    copy.make(test)
     code, text, seconds = copy.run(test, 1800)
     if code == SKIPPED:
         return None
@@ -130,7 +134,7 @@ def try_break(copy, b, unbroken_seconds):
     try:
         for edit in b.edits:
             edit.apply(copy.root)
-        copy.make(b.test.target)
+        copy.make(b.test)
         code, text, _ = copy.run(b.test, max(LEAST_LIMIT, 10 * unbroken_seconds))
         return verdict(b, code), last_words(text) if code != 0 else "passed"
     except Stop as error:

@@ -1,4 +1,6 @@
 """The table of breaks. A find-text must stand in its file exactly once."""
+import sys
+
 from breaks import Break, Edit, Test, one
 
 # Pure tests: no OpenCL.
@@ -21,6 +23,9 @@ CHUNKS = Test("device_test_shapes", "test_chunks*")
 LEAKS = Test("device_test_shapes", "test_a_thousand*")
 FAILING_STEPS = Test("device_test_faults", "test_steps_that_fail")
 FAILING_COMMANDS = Test("device_test_faults", "test_commands_that_fail")
+WATCHDOG = Test("device_test_watchdog", "test_ops_that_hang")
+SLOW_STEPS = Test("device_test_watchdog", "test_slow_steps*")
+HELD = Test("device_test_delays", "test_commands_start_at_flushes")
 FLUSHES = Test("device_test_faults", "test_queues_are_flushed*")
 
 # Kernel tests that compile few kernels; each runs the tiled and the plain kernels of kvr_attend.
@@ -37,6 +42,11 @@ SINKS_ALONE = Test("device_test_mask_kernels", "test_sinks_alone")
 CLIPPED = Test("device_test_mask_kernels", "test_queries_are_clipped")
 MERGES = Test("device_test_merge_kernels")
 ROWS = Test("device_test_row_kernels")
+MICROSCOPE = Test(
+    "microscope/kernels",
+    command=(sys.executable, "{tree}/tests/microscope/run.py", "one", "{build}/kvring",
+             "{build}/tests/microscope_plant", "{build}/tests/libmicroscope_moves.so"),
+    targets=("kvring_cli", "microscope_plant", "microscope_moves"))
 VARIANTS = Test("device_test_variants", "test_every_variant_alone")
 SELF_TEST = Test("device_test_variants", "test_wrong_results")
 
@@ -140,11 +150,18 @@ EXECUTOR = [
     one("status of commands ignored", "host/device/watch.c",
         'if (status <= CL_COMPLETE) return kvr_cl_check(status, "command");',
         "if (status <= CL_COMPLETE) return KVR_OK;", FAILING_COMMANDS),
+    one("commands that never end waited for", "host/device/watch.c",
+        "if (is_over(&l, now, count, data)) return give_up(group);", "(void)is_over(&l, now, count, data);",
+        WATCHDOG, may_hang=True),
+    one("slow step given up although it moves", "host/device/watch.c",
+        "if (num != l->num && l->num >= 0) l->moved = now;", "", SLOW_STEPS),
     one("clSetKernelArg unchecked", "host/exec/launch.c",
         'return kvr_cl_check(clSetKernelArg(kernel, index, size, value), "clSetKernelArg");',
         "clSetKernelArg(kernel, index, size, value);\n  return KVR_OK;", FAILING_STEPS),
     one("queue not flushed", "host/exec/queue.c",
         "  KVR_CL(clFlush, (kvr_exec_queue(exec, rank, queue)));\n", "", FLUSHES),
+    one("queue not flushed, and the driver waits for it", "host/exec/queue.c",
+        "  KVR_CL(clFlush, (kvr_exec_queue(exec, rank, queue)));\n", "", HELD),
     one("event not released", "host/exec/complete.c",
         "  clReleaseEvent(x->events[i]);\n  x->events[i] = NULL;\n  return KVR_OK;",
         "  x->events[i] = NULL;\n  return KVR_OK;", FAILING_STEPS),
@@ -191,9 +208,11 @@ KERNELS = [
         SINKS),
     one("sink in base 2", TILES, "sinks[w.head] * LOG2_E", "sinks[w.head]", SINKS_ALONE),
     one("LSE in base 2", TILES, "m * LN_2 + log(l)", "m + log2(l)", MASKS),
-    one("queries not clipped", "kernels_cl/numbers.h", "x = x > LARGEST ? (float16)(LARGEST) : x;", "", CLIPPED),
+    one("queries not clipped", "kernels_cl/numbers.h", "  x = x > LARGEST ? (float16)(LARGEST) : x;\n", "",
+        CLIPPED),
     one("bf16 truncated instead of rounded", "kernels_cl/numbers.h",
-        "const uint16 u = as_uint16(x);\n  return isnan(x) ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;",
+        "const uint16 u = as_uint16(x);\n"
+        "  return isnan(x) ? u >> 16 | 64u : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;",
         "const uint16 u = as_uint16(x);\n  return u >> 16;", MERGES),
     one("plain: carried state not loaded", PLAIN, "const int carried = a.carry_in && ml[0] != -INFINITY;",
         "const int carried = a.carry_in && ml[0] == INFINITY;", CARRY),
@@ -210,6 +229,12 @@ KERNELS = [
         "table[x / a.page_size] % a.page_count;", ROWS),
     one("last word of a row left out", ROW, "i = wide * WORDS + part; i < words; i += n",
         "i = wide * WORDS + part; i < words - 1; i += n", ROWS),
+    one("tail of a row read as a whole vector", "kernels_cl/numbers.h",
+        "for (int d = 0; d < HEAD_DIM % LANES; d++) ((float *)&x)[d] = load1(p + d);",
+        "const float16 y = load16(p);\n"
+        "  for (int d = 0; d < HEAD_DIM % LANES; d++) ((float *)&x)[d] = ((const float *)&y)[d];", MICROSCOPE),
+    one("merge reads a part too many", MERGE, "  for (int j = 0; j <= a.num_parts; j++)\n    top =",
+        "  for (int j = 0; j <= a.num_parts + 1; j++)\n    top =", MICROSCOPE),
     one("a wrong kernel in the library", TILES, "max(token + 1 - a.window, -a.num_cached)",
         "max(token - a.window, -a.num_cached)", VARIANTS),
     one("self-test that compares nothing", "host/device/self_test.c",

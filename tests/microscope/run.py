@@ -4,6 +4,7 @@ calls, and values that nobody set.
 
 run.py controls KVRING PLANT MOVES           planted mistakes are found, and nothing else is
 run.py kernels KVRING PLANT MOVES            steps with each variant of kvr_attend, all kernels
+run.py one KVRING PLANT MOVES                a single look, for tests/breaks
 run.py test_slow_kernels KVRING PLANT MOVES  larger steps
 
 KVRING is the tool, PLANT and MOVES are built from plant.c and moves.c.
@@ -162,6 +163,10 @@ def check_kernels(runner):
                 check_step(runner, step, how, variant)
 
 
+def check_one(runner):
+    check_step(runner, EVERY_KERNEL, RACES, "rows16")
+
+
 def check_long(runner):
     for variant in variants(runner):
         for step in LONG_STEPS:
@@ -170,7 +175,8 @@ def check_long(runner):
 
 
 def main():
-    checks = {"controls": check_controls, "kernels": check_kernels, "test_slow_kernels": check_long}
+    checks = {"controls": check_controls, "kernels": check_kernels, "one": check_one,
+              "test_slow_kernels": check_long}
     if len(sys.argv) != 5 or sys.argv[1] not in checks:
         sys.exit(__doc__)
     if find_icd() is None:

@@ -135,14 +135,18 @@ def check_mixed(tool, libraries):
         print(f"{devices} in one group are refused")
 
 
+def stem(library):
+    """libpocl of libpocl.so.2.10.0"""
+    return Path(library).name.split(".so")[0]
+
+
 def installed():
     """Libraries by name; .icd files of the system that name no library of ours are taken too."""
     known = {**{name: p.library for name, p in PLATFORMS.items()}, "clover": CLOVER}
     found = {name: library for name, library in known.items() if loads(library)}
     for file in sorted(VENDORS.glob("*.icd")) if VENDORS.is_dir() else []:
         library = file.read_text().strip()
-        ours = any(Path(str(l)).name.split(".so")[0] == Path(library).name.split(".so")[0] for l in found.values())
-        if not ours and loads(library):
+        if stem(library) not in map(stem, found.values()) and loads(library):
             found[file.stem] = library
     return found
 
