@@ -86,7 +86,7 @@ static void read_times(cl_event event, kvr_trace_record *record) {
   const cl_int a =
       clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof start, &start, NULL);
   const cl_int b = clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof end, &end, NULL);
-  if (a != CL_SUCCESS || b != CL_SUCCESS || end < start || start == 0) return;
+  if (a != CL_SUCCESS || b != CL_SUCCESS || end < start || start == 0 || end > INT64_MAX) return;
   record->start_ns = (int64_t)start;
   record->end_ns = (int64_t)end;
 }

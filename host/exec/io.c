@@ -308,10 +308,12 @@ static kvr_status check_memory(const kvr_exec *x, const tensor_rule *rule, const
   if (kvr_cache_owns(x->cache, t->mem))
     return kvr_fail(KVR_E_CONFLICT, "%s lies in a buffer of the KV cache; pass another buffer",
                     rule->name);
-  const view v = tensor_view(t, rule->heads, rule->dim, tokens - 1);
-  const size_t need = v.offset + (size_t)(rule->heads - 1) * v.head_stride +
-                      (size_t)rule->dim * kvr_dtype_size(t->dtype);
-  size_t size = 0;
+  const view v = tensor_view(t, rule->heads, rule->dim, 0);
+  const size_t e = kvr_dtype_size(t->dtype);
+  size_t size = 0, need = kvr_mul_sat(t->offset, e); /* no wrap: offset and strides are anybody's */
+  need = kvr_add_sat(need, kvr_mul_sat((size_t)(tokens - 1), v.token_stride));
+  need = kvr_add_sat(need, kvr_mul_sat((size_t)(rule->heads - 1), v.head_stride));
+  need = kvr_add_sat(need, (size_t)rule->dim * e);
   KVR_CL(clGetMemObjectInfo, (t->mem, CL_MEM_SIZE, sizeof size, &size, NULL));
   if (need > size)
     return kvr_fail(KVR_E_SHAPE, "%s needs %zu bytes of its buffer, which has %zu", rule->name,

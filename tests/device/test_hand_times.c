@@ -84,9 +84,13 @@ static void expect_times(const hand_step *s, const void *data) {
 static void impossible_stamps_give_no_times(void **state) {
   (void)state;
   static const stamp_case cases[] = {
-      {CL_SUCCESS, 1000, 3000, 1}, {CL_SUCCESS, 3000, 1000, 0}, /* the end before the start */
-      {CL_SUCCESS, 0, 0, 0},       {CL_SUCCESS, 0, 3000, 0},
-      {CL_SUCCESS, 3000, 0, 0},    {CL_PROFILING_INFO_NOT_AVAILABLE, 1000, 3000, 0},
+      {CL_SUCCESS, 1000, 3000, 1},
+      {CL_SUCCESS, 3000, 1000, 0}, /* the end before the start */
+      {CL_SUCCESS, 0, 0, 0},
+      {CL_SUCCESS, 0, 3000, 0},
+      {CL_SUCCESS, 3000, 0, 0},
+      {CL_SUCCESS, 3000, UINT64_MAX, 0}, /* 1.8e10 seconds */
+      {CL_PROFILING_INFO_NOT_AVAILABLE, 1000, 3000, 0},
   };
   for (size_t n = 0; n < sizeof cases / sizeof *cases; n++) {
     pure_case c = hand_case(3, 20, 5, 1, 1, 4);

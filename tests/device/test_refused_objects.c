@@ -290,6 +290,38 @@ static void auto_takes_the_ring_where_gather_q_is_refused(void **state) {
   kvr_session_destroy(ring);
 }
 
+/* Budgets from what the ring alone needs on: a session of all strategies exists under each, since
+ * it leaves out what does not fit, and auto takes only what is there. */
+static void every_budget_that_fits_the_ring_gives_a_session(void **state) {
+  (void)state;
+  refused_world *w = refused_open();
+  kvr_limits limits = refused_limits();
+  kvr_session *ring;
+  limits.strategies = "ring";
+  device_ok(kvr_session_create(w->group, w->cache, &limits, &ring), "kvr_session_create");
+  const size_t least = kvr_session_bytes(ring) + kvr_cache_bytes(w->cache);
+  kvr_session_destroy(ring);
+  limits.strategies = NULL;
+  for (size_t budget = least - 1; budget < least + 6000; budget += budget < least ? 1 : 52) {
+    const kvr_group_desc tight = {.struct_size = sizeof tight,
+                                  .num_ranks = REFUSED_P,
+                                  .devices = getenv("KVRING_TEST_DEVICES"),
+                                  .memory_budget = budget};
+    const kvr_cache_desc desc = refused_desc();
+    kvr_group *group;
+    kvr_cache *cache;
+    kvr_session *session;
+    device_ok(kvr_group_create(&tight, &group), "kvr_group_create");
+    device_ok(kvr_cache_create(group, &desc, &cache), "kvr_cache_create");
+    const kvr_status status = kvr_session_create(group, cache, &limits, &session);
+    if (status != (budget < least ? KVR_E_OOM : KVR_OK))
+      fail_msg("budget %zu of at least %zu: %s", budget, least, kvr_error_message());
+    kvr_session_destroy(session);
+    kvr_cache_destroy(cache);
+    kvr_group_destroy(group);
+  }
+}
+
 int main(void) {
   device_require();
   const struct CMUnitTest tests[] = {
@@ -302,6 +334,7 @@ int main(void) {
       cmocka_unit_test(shared_pages_are_refused_by_steps),
       cmocka_unit_test(limits_are_refused),
       cmocka_unit_test(sessions_are_refused),
+      cmocka_unit_test(every_budget_that_fits_the_ring_gives_a_session),
       cmocka_unit_test(auto_takes_the_ring_where_gather_q_is_refused),
   };
   return cmocka_run_group_tests(tests, NULL, refused_close);

@@ -51,15 +51,17 @@ static void other_caches_are_refused(void **state) {
   REFUSED(w, (d->num_pages = 9, plan_step(w)), KVR_E_LAYOUT, "num_pages 9", "has 8");
   REFUSED(w, (d->interleave = 4, plan_step(w)), KVR_E_LAYOUT, "interleave 4", "has 1");
   REFUSED(w, (d->dtype = KVR_F16, plan_step(w)), KVR_E_LAYOUT, "dtype 1", "has 0");
-  REFUSED(w, (d->weights = weights, plan_step(w)), KVR_E_LAYOUT, "other weights");
+  REFUSED(w, (d->weights = weights, plan_step(w)), KVR_E_LAYOUT, "other weights",
+          "describe the same cache");
 }
 
 static void steps_beyond_the_limits_are_refused(void **state) {
   (void)state;
   refused_world *w = refused_open();
-  REFUSED(w, (w->problem.num_q_heads = 8, plan_step(w)), KVR_E_SHAPE, "num_q_heads is 8", "for 4");
+  REFUSED(w, (w->problem.num_q_heads = 8, plan_step(w)), KVR_E_SHAPE, "num_q_heads is 8", "for 4",
+          "create another one");
   REFUSED(w, (w->problem.num_requests = 3, plan_step(w)), KVR_E_CAPACITY, "3 requests",
-          "limit is 2");
+          "limit is 2", "raise max_requests");
   REFUSED(w, (w->requests[0].num_new = 3, plan_step(w)), KVR_E_CAPACITY, "needs 3 rows",
           "limits allow 2", "raise the limits");
   REFUSED(w, (w->options.tile = 4, plan_step(w)), KVR_E_CAPACITY, "4 rows in each of 2 SLOT",
@@ -79,7 +81,7 @@ static void a_wider_output_than_the_sessions_is_refused(void **state) {
   limits.out_dtype = KVR_F16;
   device_ok(kvr_session_create(w->group, w->cache, &limits, &session), "kvr_session_create");
   REFUSED(w, kvr_plan_create(session, &w->problem, &w->options, &plan), KVR_E_CAPACITY,
-          "out_dtype f32", "limit f16");
+          "out_dtype f32", "limit f16", "raise it");
   assert_null(plan);
   kvr_session_destroy(session);
 }
@@ -88,15 +90,16 @@ static void requests_that_do_not_fit_the_cache_are_refused(void **state) {
   (void)state;
   refused_world *w = refused_open();
   REFUSED(w, (w->requests[0].num_cached = 4, plan_step(w)), KVR_E_STATE, "num_cached is 4",
-          "holds 5 tokens");
+          "holds 5 tokens", "use that");
   REFUSED(w, (w->requests[0].num_cached = 6, plan_step(w)), KVR_E_STATE, "num_cached is 6",
-          "holds 5 tokens");
+          "holds 5 tokens", "use that");
   REFUSED(w, (w->requests[0].cache_id = 99, plan_step(w)), KVR_E_RANGE, "no request 99",
           "released or never added");
   REFUSED(w, (w->requests[0].cache_id = -1, plan_step(w)), KVR_E_RANGE, "no request -1");
   w->problem.num_requests = 2;
   w->requests[1] = w->requests[0];
-  REFUSED(w, plan_step(w), KVR_E_CONFLICT, "requests 0 and 1", "both cache request 0");
+  REFUSED(w, plan_step(w), KVR_E_CONFLICT, "requests 0 and 1", "both cache request 0",
+          "has each once");
 }
 
 /* ---- block tables ---- */
@@ -275,6 +278,14 @@ static void buffers_that_are_too_small_are_refused(void **state) {
     REFUSED_RUN(w, &a,
                 (a.tensors[n].host = NULL, a.tensors[n].mem = exact, a.tensors[n].offset = 1),
                 KVR_E_SHAPE, names[n], "bytes of its buffer, which has");
+    REFUSED_RUN(w, &a,
+                (a.tensors[n].host = NULL, a.tensors[n].mem = exact,
+                 a.tensors[n].offset = SIZE_MAX / 4 + 1), /* 0 bytes on, if that wrapped */
+                KVR_E_SHAPE, names[n], "bytes of its buffer, which has");
+    REFUSED_RUN(w, &a,
+                (a.tensors[n].host = NULL, a.tensors[n].mem = exact,
+                 a.tensors[n].offset = SIZE_MAX / 4 + 1), /* 0 bytes on, if that wrapped */
+                KVR_E_SHAPE, names[n], "bytes of its buffer, which has");
     REFUSED_RUN(w, &a, a.tensors[n].mem = exact, KVR_E_NULL, names[n], "either host memory or");
     clReleaseMemObject(small);
     clReleaseMemObject(exact);
@@ -338,6 +349,30 @@ static void a_busy_session_refuses_and_changes_nothing(void **state) {
   kvr_plan_destroy(other);
 }
 
+/* A table that is long enough when the step is planned may not be when it is run. */
+static void a_table_that_got_shorter_since_planning_is_refused(void **state) {
+  (void)state;
+  static arrays a;
+  refused_world *w = refused_open();
+  kvr_plan *plan;
+  int entries, id;
+  reset_arrays(&a);
+  device_ok(kvr_cache_add(w->cache, &id), "kvr_cache_add");
+  device_ok(kvr_cache_reserve(w->cache, id, 2), "kvr_cache_reserve");
+  w->requests[0] = (kvr_request){.num_new = 2, .num_cached = 0, .cache_id = id};
+  device_ok(kvr_plan_create(w->session, &w->problem, &w->options, &plan), "kvr_plan_create");
+  device_ok(kvr_cache_set_table(w->cache, id, NULL, 0), "kvr_cache_set_table");
+  assert_int_equal(kvr_plan_run(plan, &a.io), KVR_E_CAPACITY);
+  assert_non_null(strstr(kvr_error_message(), "2 tokens need 1 entries"));
+  assert_non_null(strstr(kvr_error_message(), "it has 0; reserve more"));
+  assert_true(a.out[0] == 77);
+  kvr_cache_table(w->cache, id, &entries);
+  assert_int_equal(entries, 0);
+  kvr_plan_destroy(plan);
+  device_ok(kvr_cache_release(w->cache, id), "kvr_cache_release");
+  REFUSED(w, KVR_OK, KVR_OK, NULL);
+}
+
 static void questions_about_plans_are_checked(void **state) {
   (void)state;
   refused_world *w = refused_open();
@@ -374,6 +409,7 @@ int main(void) {
       cmocka_unit_test(buffers_that_are_too_small_are_refused),
       cmocka_unit_test(buffers_of_the_cache_are_refused),
       cmocka_unit_test(buffers_of_another_context_are_refused),
+      cmocka_unit_test(a_table_that_got_shorter_since_planning_is_refused),
       cmocka_unit_test(questions_about_plans_are_checked),
       cmocka_unit_test(a_busy_session_refuses_and_changes_nothing),
   };
