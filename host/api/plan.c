@@ -42,39 +42,53 @@ static kvr_status check_layout(const kvr_session *s, const kvr_problem *p) {
                 {"dtype", (int)a->dtype, (int)b->dtype}};
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
     if (fields[i].cache != fields[i].problem)
-      return kvr_fail(KVR_E_LAYOUT, "the problem's cache has %s %d, the session's has %d",
-                      fields[i].name, fields[i].problem, fields[i].cache);
+      return kvr_fail(
+          KVR_E_LAYOUT,
+          "the problem's cache has %s %d, the session's has %d: describe the same cache",
+          fields[i].name, fields[i].problem, fields[i].cache);
   if (!same_weights(a, b))
-    return kvr_fail(KVR_E_LAYOUT, "the problem's cache has other weights than the session's");
+    return kvr_fail(
+        KVR_E_LAYOUT,
+        "the problem's cache has other weights than the session's: describe the same cache");
   if (p->num_q_heads != s->num_q_heads)
-    return kvr_fail(KVR_E_SHAPE, "num_q_heads is %d, the session was made for %d", p->num_q_heads,
-                    s->num_q_heads);
+    return kvr_fail(KVR_E_SHAPE,
+                    "num_q_heads is %d, the session was made for %d: create another one",
+                    p->num_q_heads, s->num_q_heads);
   if (kvr_dtype_size(p->out_dtype) > kvr_dtype_size(s->out_dtype))
-    return kvr_fail(KVR_E_CAPACITY, "out_dtype %s is wider than the session's limit %s",
+    return kvr_fail(KVR_E_CAPACITY, "out_dtype %s is wider than the session's limit %s; raise it",
                     kvr_dtype_name(p->out_dtype), kvr_dtype_name(s->out_dtype));
   return KVR_OK;
+}
+
+/* A block table may have changed since the plan was made. */
+static kvr_status check_table(const kvr_session *s, const kvr_problem *p, int i) {
+  const kvr_request *q = &p->requests[i];
+  const int need = kvr_map_num_pages(&p->cache, q->num_cached + q->num_new);
+  int entries;
+  kvr_cache_table(s->cache, q->cache_id, &entries);
+  if (entries >= need) return KVR_OK;
+  return kvr_fail(KVR_E_CAPACITY,
+                  "request %d: %d tokens need %d entries in its block table, it has %d; reserve "
+                  "more",
+                  i, q->num_cached + q->num_new, need, entries);
 }
 
 static kvr_status check_request(const kvr_session *s, const kvr_problem *p, int i) {
   const kvr_request *q = &p->requests[i];
   for (int j = 0; j < i; j++)
     if (p->requests[j].cache_id == q->cache_id)
-      return kvr_fail(KVR_E_CONFLICT, "requests %d and %d of the step are both cache request %d", j,
-                      i, q->cache_id);
+      return kvr_fail(
+          KVR_E_CONFLICT,
+          "requests %d and %d of the step are both cache request %d: a step has each once", j, i,
+          q->cache_id);
   KVR_TRY(kvr_cache_check(s->cache, q->cache_id));
   const int length = kvr_cache_length(s->cache, q->cache_id);
   if (length != q->num_cached)
     return kvr_fail(KVR_E_STATE,
-                    "request %d: num_cached is %d, but the cache holds %d tokens of it", i,
-                    q->num_cached, length);
-  int entries;
-  kvr_cache_table(s->cache, q->cache_id, &entries);
+                    "request %d: num_cached is %d, but the cache holds %d tokens of it: use that",
+                    i, q->num_cached, length);
+  KVR_TRY(check_table(s, p, i));
   const int need = kvr_map_num_pages(&p->cache, q->num_cached + q->num_new);
-  if (entries < need)
-    return kvr_fail(KVR_E_CAPACITY,
-                    "request %d: %d tokens need %d entries in its block table, it has %d; reserve "
-                    "more",
-                    i, q->num_cached + q->num_new, need, entries);
   if (need > s->max_table_entries)
     return kvr_fail(KVR_E_CAPACITY,
                     "request %d needs %d block table entries, the session's limits allow %d; raise "
@@ -85,7 +99,8 @@ static kvr_status check_request(const kvr_session *s, const kvr_problem *p, int 
 
 static kvr_status check_requests(const kvr_session *s, const kvr_problem *p) {
   if (p->num_requests > s->max_requests)
-    return kvr_fail(KVR_E_CAPACITY, "the step has %d requests, the session's limit is %d",
+    return kvr_fail(KVR_E_CAPACITY,
+                    "the step has %d requests, the session's limit is %d; raise max_requests",
                     p->num_requests, s->max_requests);
   for (int i = 0; i < p->num_requests; i++) KVR_TRY(check_request(s, p, i));
   return KVR_OK;
@@ -165,7 +180,7 @@ static kvr_status init(kvr_plan *plan, const kvr_problem *p, const kvr_options *
   KVR_TRY(kvr_strategy_schedule(plan->strategy, p, options, &plan->schedule));
   plan->records = calloc((size_t)plan->schedule->num_ops + 1, sizeof *plan->records);
   if (plan->records == NULL) return kvr_fail(KVR_E_OOM, "no host memory for a plan");
-  return kvr_exec_build(s->exec, p->out_dtype);
+  return kvr_session_build(s, p->out_dtype);
 }
 
 kvr_status kvr_plan_create(kvr_session *session, const kvr_problem *problem,
@@ -211,6 +226,7 @@ static kvr_status check_runnable(const kvr_plan *plan) {
           "request %d: the plan was made for %d cached tokens, there are %d now; create a "
           "new plan",
           i, p->requests[i].num_cached, length);
+    KVR_TRY(check_table(plan->session, p, i));
   }
   return KVR_OK;
 }

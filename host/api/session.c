@@ -8,6 +8,7 @@
 #include "base/arith.h"
 #include "base/error.h"
 #include "core/validate.h"
+#include "device/driver_lock.h"
 
 static kvr_status check_limits(const kvr_limits *l, const kvr_cache_desc *cache) {
   if (l->struct_size != sizeof *l)
@@ -89,10 +90,18 @@ static size_t room_of(const kvr_group *group) {
   return room;
 }
 
+/* What a session needs whatever its strategies are: block tables and sinks. */
+static size_t fixed_bytes(const kvr_session *s) {
+  const size_t table = (size_t)kvr_max(1, s->max_table_entries) * sizeof(int);
+  return kvr_add_sat(kvr_mul_sat((size_t)s->max_requests, table),
+                     (size_t)s->num_q_heads * sizeof(float));
+}
+
 /* KVR_OK if the footprint fits the budget and every memory of it the largest allocation. */
 static kvr_status check_fit(const kvr_session *s, const kvr_footprint *f, const kvr_row_bytes *b,
                             const char *strategy) {
-  const size_t bytes = kvr_footprint_bytes(f, b), room = room_of(s->group);
+  const size_t bytes = kvr_add_sat(kvr_footprint_bytes(f, b), fixed_bytes(s));
+  const size_t room = room_of(s->group);
   if (bytes > room)
     return kvr_fail(
         KVR_E_OOM,
@@ -156,7 +165,11 @@ static kvr_status init(kvr_session *s, const kvr_limits *l) {
                               .footprint = s->footprint,
                               .max_requests = l->max_requests,
                               .max_table_entries = s->max_table_entries};
-  return kvr_exec_create(s->group, s->cache, &desc, &s->exec);
+  kvr_driver_lock();
+  const kvr_status status = kvr_exec_create(s->group, s->cache, &desc, &s->exec);
+  kvr_driver_unlock();
+  s->built = 1u << l->out_dtype;
+  return status;
 }
 
 kvr_status kvr_session_create(kvr_group *group, kvr_cache *cache, const kvr_limits *limits,
@@ -175,6 +188,15 @@ kvr_status kvr_session_create(kvr_group *group, kvr_cache *cache, const kvr_limi
   }
   *out = s;
   return KVR_OK;
+}
+
+kvr_status kvr_session_build(kvr_session *s, kvr_dtype out_dtype) {
+  if (s->built >> out_dtype & 1u) return KVR_OK;
+  kvr_driver_lock();
+  const kvr_status status = kvr_exec_build(s->exec, out_dtype);
+  kvr_driver_unlock();
+  if (status == KVR_OK) s->built |= 1u << out_dtype;
+  return status;
 }
 
 void kvr_session_destroy(kvr_session *s) {

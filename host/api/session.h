@@ -13,7 +13,11 @@ struct kvr_session {
   kvr_dtype out_dtype;
   kvr_footprint footprint;
   unsigned strategies; /* bit i: kvr_strategy_get(i) may be used */
+  unsigned built;      /* bit t: kernels for output type t */
   kvr_plan *in_flight;
 };
+
+/* Builds the kernels for an output type, unless they are there. */
+kvr_status kvr_session_build(kvr_session *session, kvr_dtype out_dtype);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "device/cl_error.h"
+#include "device/driver_lock.h"
 
 /* ---- one device ---- */
 
@@ -141,10 +142,17 @@ void kvr_devices_fini(kvr_devices *devices) {
   *devices = (kvr_devices){0};
 }
 
+static kvr_status list_devices(kvr_devices *out) {
+  kvr_driver_lock();
+  const kvr_status status = kvr_devices_init(out);
+  kvr_driver_unlock();
+  return status;
+}
+
 kvr_status kvr_device_list(kvr_device_info **out, int *num) {
   if (out == NULL || num == NULL) return kvr_fail(KVR_E_NULL, "out or num is NULL");
   kvr_devices all;
-  KVR_TRY(kvr_devices_init(&all));
+  KVR_TRY(list_devices(&all));
   kvr_device_info *infos = calloc((size_t)all.num + 1, sizeof *infos);
   for (int i = 0; infos != NULL && i < all.num; i++) infos[i] = all.devices[i].info;
   const int n = all.num;

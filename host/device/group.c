@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "core/validate.h"
 #include "device/cl_error.h"
+#include "device/driver_lock.h"
 #include "device/watch.h"
 #include "kvring/opencl.h"
 
@@ -188,7 +189,9 @@ kvr_status kvr_group_create(const kvr_group_desc *desc, kvr_group **out) {
   KVR_TRY(check_desc(desc));
   kvr_group *group = calloc(1, sizeof *group);
   if (group == NULL) return kvr_fail(KVR_E_OOM, "no host memory for a group");
+  kvr_driver_lock();
   const kvr_status status = init(group, desc);
+  kvr_driver_unlock();
   if (status != KVR_OK) {
     kvr_group_destroy(group);
     return status;

@@ -1,4 +1,10 @@
-/* Sessions and plans: buffers for steps of bounded size, and one step bound to them. */
+/* Sessions and plans: buffers for steps of bounded size, and one step bound to them.
+ *
+ * Threads. A session and its plans belong to one thread at a time, and so does a cache while its
+ * requests change. Besides, threads may work at the same time: in groups of their own, with
+ * sessions of one group, and on one cache in steps that have no request in common. On PoCL 3.1,
+ * create a session whose limits exceed those of all before it while no step is in flight in the
+ * process: a kernel launched wider than before, while others run, can end the process there. */
 #ifndef KVRING_PLAN_H
 #define KVRING_PLAN_H
 
