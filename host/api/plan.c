@@ -231,6 +231,20 @@ static kvr_status check_runnable(const kvr_plan *plan) {
   return KVR_OK;
 }
 
+static void begin_flight(kvr_plan *plan) {
+  const kvr_problem *p = &plan->schedule->problem;
+  plan->session->in_flight = plan;
+  for (int i = 0; i < p->num_requests; i++)
+    kvr_cache_hold(plan->session->cache, p->requests[i].cache_id);
+}
+
+static void end_flight(kvr_plan *plan) {
+  const kvr_problem *p = &plan->schedule->problem;
+  plan->session->in_flight = NULL;
+  for (int i = 0; i < p->num_requests; i++)
+    kvr_cache_let_go(plan->session->cache, p->requests[i].cache_id);
+}
+
 kvr_status kvr_plan_enqueue(kvr_plan *plan, const kvr_io *io, cl_uint num_waits,
                             const cl_event *waits, cl_event *events) {
   if (plan == NULL || io == NULL) return kvr_fail(KVR_E_NULL, "plan or io is NULL");
@@ -241,7 +255,7 @@ kvr_status kvr_plan_enqueue(kvr_plan *plan, const kvr_io *io, cl_uint num_waits,
   const kvr_status status = kvr_exec_enqueue(plan->session->exec, plan->schedule, io, num_waits,
                                              waits, events, plan->records);
   plan->state = status == KVR_OK ? PLAN_IN_FLIGHT : PLAN_POISONED;
-  if (status == KVR_OK) plan->session->in_flight = plan;
+  if (status == KVR_OK) begin_flight(plan);
   return status;
 }
 
@@ -250,7 +264,7 @@ kvr_status kvr_plan_wait(kvr_plan *plan) {
   if (plan->state != PLAN_IN_FLIGHT)
     return kvr_fail(KVR_E_STATE, "the plan is not in flight; enqueue it first");
   const kvr_status status = kvr_exec_wait(plan->session->exec);
-  plan->session->in_flight = NULL;
+  end_flight(plan);
   plan->state = status == KVR_OK ? PLAN_DONE : PLAN_POISONED;
   const kvr_problem *p = &plan->schedule->problem;
   for (int i = 0; status == KVR_OK && i < p->num_requests; i++)

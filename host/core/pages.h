@@ -6,6 +6,8 @@
 #ifndef KVR_CORE_PAGES_H
 #define KVR_CORE_PAGES_H
 
+#include <stdbool.h>
+
 #include "kvring/status.h"
 
 /* A request: its block table, and what the cache keeps with it. */
@@ -14,6 +16,7 @@ typedef struct kvr_table {
   int num_entries, cap_entries;
   int *entries; /* (num_entries) pages */
   int length;   /* [tokens] */
+  bool held;    /* by a step in flight, which writes behind the length */
 } kvr_table;
 
 typedef struct kvr_pages {

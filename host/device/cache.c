@@ -140,6 +140,13 @@ kvr_status kvr_cache_find(const kvr_cache *c, int id, kvr_table **out) {
   return kvr_fail(KVR_E_RANGE, "the cache has no request %d: it was released or never added", id);
 }
 
+static kvr_status find_idle(const kvr_cache *c, int id, kvr_table **out) {
+  KVR_TRY(kvr_cache_find(c, id, out));
+  if (!(*out)->held) return KVR_OK;
+  return kvr_fail(KVR_E_STATE, "a step in flight writes to cache request %d; wait for it first",
+                  id);
+}
+
 kvr_status kvr_cache_add(kvr_cache *c, int *out_id) {
   if (c == NULL || out_id == NULL) return kvr_fail(KVR_E_NULL, "cache or out_id is NULL");
   return kvr_pages_add(&c->pages, out_id);
@@ -155,7 +162,7 @@ kvr_status kvr_cache_reserve(kvr_cache *c, int id, int num_tokens) {
 
 kvr_status kvr_cache_set_table(kvr_cache *c, int id, const int *table, int num_entries) {
   kvr_table *t = NULL;
-  KVR_TRY(kvr_cache_find(c, id, &t));
+  KVR_TRY(find_idle(c, id, &t));
   if (num_entries < 0 || num_entries > c->desc.num_pages)
     return kvr_fail(KVR_E_RANGE, "num_entries is %d; a table of this cache has 0 to %d",
                     num_entries, c->desc.num_pages);
@@ -172,7 +179,7 @@ kvr_status kvr_cache_set_table(kvr_cache *c, int id, const int *table, int num_e
 
 kvr_status kvr_cache_release(kvr_cache *c, int id) {
   kvr_table *t = NULL;
-  KVR_TRY(kvr_cache_find(c, id, &t));
+  KVR_TRY(find_idle(c, id, &t));
   kvr_pages_release(&c->pages, t);
   return KVR_OK;
 }
@@ -190,13 +197,22 @@ const int *kvr_cache_table(const kvr_cache *c, int id, int *num_entries) {
 
 kvr_status kvr_cache_truncate(kvr_cache *c, int id, int num_tokens) {
   kvr_table *t = NULL;
-  KVR_TRY(kvr_cache_find(c, id, &t));
+  KVR_TRY(find_idle(c, id, &t));
   if (num_tokens < 0 || num_tokens > t->length)
     return kvr_fail(KVR_E_RANGE, "num_tokens is %d; cache request %d has %d tokens", num_tokens, id,
                     t->length);
   t->length = num_tokens;
   return KVR_OK;
 }
+
+static void set_held(kvr_cache *c, int id, bool held) {
+  kvr_table *t = kvr_pages_find(&c->pages, id);
+  if (t != NULL) t->held = held;
+}
+
+void kvr_cache_hold(kvr_cache *c, int id) { set_held(c, id, true); }
+
+void kvr_cache_let_go(kvr_cache *c, int id) { set_held(c, id, false); }
 
 void kvr_cache_commit(kvr_cache *c, int id, int num_tokens) {
   kvr_table *t = kvr_pages_find(&c->pages, id);
@@ -250,7 +266,7 @@ static int first_open_entry(const kvr_cache_desc *d, int num_tokens) {
 
 kvr_status kvr_cache_check(const kvr_cache *c, int id) {
   kvr_table *t = NULL;
-  KVR_TRY(kvr_cache_find(c, id, &t));
+  KVR_TRY(find_idle(c, id, &t));
   const int shared = kvr_pages_find_shared(&c->pages, t, first_open_entry(&c->desc, t->length));
   if (shared < 0) return KVR_OK;
   return kvr_fail(

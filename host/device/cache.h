@@ -15,9 +15,13 @@ cl_mem kvr_cache_buffer(const kvr_cache *cache, int rank, int i, int *page_first
 bool kvr_cache_owns(const kvr_cache *cache, cl_mem mem);
 
 /* Whether a step may append to the request. Errors: KVR_E_RANGE for an unknown id, KVR_E_STATE
- * when the next token would go into a page that another request shares (a truncated one can get
- * there). */
+ * when a step in flight writes to it, or when the next token would go into a page that another
+ * request shares (a truncated one can get there). */
 kvr_status kvr_cache_check(const kvr_cache *cache, int id);
+/* A step that writes to the request begins: until kvr_cache_let_go no other one may, and its pages
+ * and length stay as they are. */
+void kvr_cache_hold(kvr_cache *cache, int id);
+void kvr_cache_let_go(kvr_cache *cache, int id);
 /* Sets the length after a step has written its tokens. */
 void kvr_cache_commit(kvr_cache *cache, int id, int num_tokens);
 

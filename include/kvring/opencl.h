@@ -19,7 +19,8 @@ KVR_API kvr_status kvr_group_queue(const kvr_group *group, int rank, cl_command_
 
 /* Enqueues the step and returns. The first op of every rank waits for the num_waits events.
  * events (num_ranks) receives one event per rank that completes with the rank's outputs and cache
- * writes (owned; release each), or may be NULL. The session is busy until kvr_plan_wait.
+ * writes (owned; release each), or may be NULL. The session is busy, and the step's requests
+ * cannot be released, truncated, appended to or given other pages, until kvr_plan_wait.
  * Errors: as kvr_plan_run. */
 KVR_API kvr_status kvr_plan_enqueue(kvr_plan *plan, const kvr_io *io, cl_uint num_waits,
                                     const cl_event *waits, cl_event *events);

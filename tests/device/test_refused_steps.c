@@ -325,26 +325,46 @@ static void buffers_of_another_context_are_refused(void **state) {
 
 /* ---- states ---- */
 
+/* What would pull pages or lengths from under a step in flight. */
+static void expect_held(refused_world *w, kvr_session *session, kvr_plan *earlier, arrays *a) {
+  kvr_plan *plan;
+  const int id = w->ids[0];
+  assert_int_equal(kvr_cache_release(w->cache, id), KVR_E_STATE);
+  assert_int_equal(kvr_cache_truncate(w->cache, id, 1), KVR_E_STATE);
+  assert_int_equal(kvr_cache_set_table(w->cache, id, NULL, 0), KVR_E_STATE);
+  assert_int_equal(kvr_cache_append(w->cache, id, a->k, a->v, 1), KVR_E_STATE);
+  assert_non_null(strstr(kvr_error_message(), "writes to cache request"));
+  assert_int_equal(kvr_plan_create(session, &w->problem, &w->options, &plan), KVR_E_STATE);
+  assert_int_equal(kvr_plan_run(earlier, &a->io), KVR_E_STATE);
+}
+
 static void a_busy_session_refuses_and_changes_nothing(void **state) {
   (void)state;
   static arrays a;
   refused_world *w = refused_open();
-  kvr_plan *plan, *other;
+  kvr_plan *plan, *other, *elsewhere;
+  kvr_session *second;
   cl_context context;
   cl_int code;
+  const kvr_limits limits = refused_limits();
   reset_arrays(&a);
   device_ok(kvr_group_context(w->group, 0, &context), "kvr_group_context");
   const cl_event start = clCreateUserEvent(context, &code);
+  device_ok(kvr_session_create(w->group, w->cache, &limits, &second), "kvr_session_create");
   device_ok(kvr_plan_create(w->session, &w->problem, &w->options, &plan), "kvr_plan_create");
   device_ok(kvr_plan_create(w->session, &w->problem, &w->options, &other), "kvr_plan_create");
+  device_ok(kvr_plan_create(second, &w->problem, &w->options, &elsewhere), "kvr_plan_create");
   device_ok(kvr_plan_enqueue(plan, &a.io, 1, &start, NULL), "kvr_plan_enqueue");
   assert_int_equal(kvr_plan_run(other, &a.io), KVR_E_STATE);
   assert_non_null(strstr(kvr_error_message(), "wait for it first"));
   assert_int_equal(kvr_cache_length(w->cache, w->ids[0]), 5);
+  expect_held(w, second, elsewhere, &a);
   clSetUserEventStatus(start, -1); /* the step fails instead of writing */
   assert_int_not_equal(kvr_plan_wait(plan), KVR_OK);
   REFUSED(w, kvr_plan_run(plan, &a.io), KVR_E_STATE, "failed before", "create a new one");
   clReleaseEvent(start);
+  kvr_plan_destroy(elsewhere);
+  kvr_session_destroy(second);
   kvr_plan_destroy(plan);
   kvr_plan_destroy(other);
 }
