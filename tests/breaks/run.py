@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Breaks the library on purpose, one edit at a time, and requires that a test notices each.
 
-run.py texts ROOT     checks that every edit of table.py still applies to the tree
+run.py texts ROOT     checks that every edit of table.py still applies to the tree, and that
+                      docs/testing.md names every break
+run.py rows           prints the rows of the table in docs/testing.md
 run.py run ROOT       builds a copy of the tree, and in it each break and its test
-         --only TEXT  only breaks whose name or file contains TEXT
-         --markdown   ends with the rows of the table in docs/testing.md
-         --verbose    prints what a failing test said last
+         --only TEXT  only breaks whose name, file or test program contains TEXT
+         --verbose    prints what the failing test said
 run.py self-test      the same machinery on a tiny project; exits 1 unless it sees what it must
 """
 import argparse
@@ -174,11 +175,14 @@ def check_texts(root, table):
     return problems + [f"two breaks are named '{n}'" for n in set(names) if names.count(n) > 1]
 
 
-def print_rows(table):
-    print("\n| what is broken on purpose | noticed by |\n|---|---|")
-    for b in table:
-        if not b.harmless:
-            print(f"| {b.name} | `{str(b.test).replace(': ', '`: `')}` |")
+def rows(table):
+    """Lines of the table in docs/testing.md."""
+    return [f"| {b.name} | `{str(b.test).replace(': ', '`: `')}` |" for b in table if not b.harmless]
+
+
+def check_rows(root, table):
+    text = Path(root, "docs/testing.md").read_text()
+    return [f"docs/testing.md lacks the line {row}" for row in rows(table) if row not in text.splitlines()]
 
 
 # ---- self-test ----
@@ -223,8 +227,13 @@ def self_test():
                 bad.append(f"{b.name}: '{problem}', not '{want}'")
             if (copy.root / "sum.c").read_text() != TINY["sum.c"]:
                 bad.append(f"{b.name}: was not undone")
-        if len(check_texts(root, [b for b, _ in TINY_BREAKS])) != 3:
+        table = [b for b, _ in TINY_BREAKS]
+        if len(check_texts(root, table)) != 3:
             bad.append("texts: three of them do not apply")
+        (root / "docs").mkdir()
+        (root / "docs/testing.md").write_text("\n".join(rows(table)[1:]))
+        if len(check_rows(root, table)) != 1:
+            bad.append("rows: one of them is missing")
         (copy.root / "sum.c").write_text(TINY["sum.c"].replace("!= 5", "!= 4"))
         try:
             check_unbroken(copy, SUM)
@@ -236,10 +245,9 @@ def self_test():
 
 def arguments():
     parser = argparse.ArgumentParser(usage=__doc__, add_help=False)
-    parser.add_argument("what", choices=["texts", "run", "self-test"])
+    parser.add_argument("what", choices=["texts", "rows", "run", "self-test"])
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[2])
     parser.add_argument("--only", default="")
-    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     return parser.parse_args()
 
@@ -251,8 +259,14 @@ def main():
         print("\n".join(bad) if bad else "ok")
         return 1 if bad else 0
     from table import BREAKS
-    if problems := check_texts(options.root, BREAKS):
-        print("\n".join(problems) + "\nPlease mend tests/breaks/table.py.")
+    if options.what == "rows":
+        print("\n".join(rows(BREAKS)))
+        return 0
+    problems = check_texts(options.root, BREAKS)
+    if options.what == "texts":
+        problems += check_rows(options.root, BREAKS)
+    if problems:
+        print("\n".join(problems) + "\nPlease mend tests/breaks/table.py or docs/testing.md (run.py rows).")
         return 1
     if options.what == "texts":
         print(f"ok: {len(BREAKS)} breaks apply")
@@ -261,8 +275,6 @@ def main():
                                       (b.name, b.test.target, *(e.file for e in b.edits)))]
     with tempfile.TemporaryDirectory(prefix="kvring-breaks-") as folder:
         wrong, skipped = run_all(options.root, table, folder, options.verbose)
-    if options.markdown:
-        print_rows(table)
     print(f"\n{len(table) - len(wrong) - len(skipped)} as they should be, {len(wrong)} wrong, "
           f"{len(skipped)} skipped")
     for b in skipped:

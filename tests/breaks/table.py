@@ -98,6 +98,10 @@ SCHEDULE = [
     one("formula of bytes without one rank", "host/strategy/registry.c",
         "return (int64_t)(s->layout.num_ranks - 1) * s->layout.num_tokens",
         "return (int64_t)s->layout.num_ranks * s->layout.num_tokens", STRATEGIES),
+    Break("cap before the scale, in the reference executor",
+          (Edit("host/ref/exec_host.c", "  score *= rule->score_scale;\n", ""),
+           Edit("host/ref/exec_host.c", "  const double m = score > ml[0] ? score : ml[0];",
+                "  score *= rule->score_scale;\n  const double m = score > ml[0] ? score : ml[0];")), STRATEGIES),
     one("LSE guard of the host merge", "host/core/merge.c", "isinf(max) ? 0.0f : max", "max", VALIDATE),
     one("host merge in base 2", "host/core/merge.c", "shift + logf(sum)", "shift + log2f(sum)", VALIDATE),
 ]
@@ -241,4 +245,4 @@ KERNELS = [
         "if (!(fabs(got - lse) <= 1e-4 * (1 + fabs(lse))))", "if (got > HUGE_VAL * lse)", SELF_TEST),
 ]
 
-BREAKS = KERNELS + SCHEDULE + CORE + DEVICE + EXECUTOR
+BREAKS = SCHEDULE + CORE + DEVICE + EXECUTOR + KERNELS
