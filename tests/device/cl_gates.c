@@ -230,8 +230,10 @@ void fault_delay_end(void) {
   delay.queue = NULL;
 }
 
+/* The thread lets go of it once it is open; the caller has a reference of its own. */
 static cl_event delay_gate(cl_command_queue queue) {
   const cl_event gate = new_gate(queue);
+  __real_clRetainEvent(gate);
   pthread_mutex_lock(&delay.mutex);
   if (delay.num == MOST_DELAYED) fault_give_up("too many delayed commands");
   delay.gates[delay.num++] = gate;
@@ -292,7 +294,7 @@ fault_command fault_begin(fault_call call, cl_command_queue queue, cl_bool block
   queue_state *q = queue_of(queue);
   if (blocking) open_held(q);
   if (holds && !blocking && q->held == NULL) add_wait(&c, q->held = new_gate(queue));
-  if (delay.queue == queue) add_wait(&c, delay_gate(queue));
+  if (delay.queue == queue) add_wait(&c, c.late = delay_gate(queue));
   if (is_stopped(call)) {
     add_wait(&c, stop.gate = new_gate(queue));
     c.is_blocked = true;
@@ -302,6 +304,7 @@ fault_command fault_begin(fault_call call, cl_command_queue queue, cl_bool block
 
 cl_int fault_enqueued(fault_command *c, const cl_event *event, cl_int code) {
   free(c->list);
+  if (c->late != NULL) __real_clReleaseEvent(c->late);
   if (code != CL_SUCCESS) return code;
   queue_state *q = queue_of(c->queue);
   q->enqueued++;

@@ -13,6 +13,7 @@ typedef struct fault_command {
   cl_uint num;
   const cl_event *waits; /* NULL if there are none */
   cl_event *list;
+  cl_event late; /* a gate that another thread opens, maybe before the call; NULL: none */
 } fault_command;
 
 fault_command fault_begin(fault_call call, cl_command_queue queue, cl_bool blocking, cl_uint num,
@@ -35,6 +36,7 @@ void fault_give_up(const char *why);
 /* The real functions that both files call. */
 cl_event __real_clCreateUserEvent(cl_context context, cl_int *code);
 cl_int __real_clWaitForEvents(cl_uint num, const cl_event *events);
+cl_int __real_clRetainEvent(cl_event event);
 cl_int __real_clReleaseEvent(cl_event event);
 
 #endif
