@@ -148,14 +148,17 @@ static void expect_rank(const char *call, const char *what) {
       fail_msg("%s: message '%s' names no rank", what, kvr_error_message());
 }
 
-/* With tensors in buffers the caller also asks for an event of every rank. */
-static kvr_status run_plan(kvr_plan *plan, const kvr_io *io) {
-  cl_event events[BED_P];
+/* With tensors in buffers the caller also passes an event, and asks for one of every rank. */
+static kvr_status run_plan(const fault_bed *b, kvr_plan *plan, const kvr_io *io) {
+  cl_event ranks[BED_P];
   if (io->q->mem == NULL) return kvr_plan_run(plan, io);
-  kvr_status status = kvr_plan_enqueue(plan, io, 0, NULL, events);
+  const cl_event start = clCreateUserEvent(b->group->ranks[0].context, NULL);
+  assert_int_equal(clSetUserEventStatus(start, CL_COMPLETE), CL_SUCCESS);
+  kvr_status status = kvr_plan_enqueue(plan, io, 1, &start, ranks);
+  clReleaseEvent(start);
   if (status != KVR_OK) return status;
   status = kvr_plan_wait(plan);
-  for (int r = 0; r < BED_P; r++) clReleaseEvent(events[r]);
+  for (int r = 0; r < BED_P; r++) clReleaseEvent(ranks[r]);
   return status;
 }
 
@@ -165,7 +168,7 @@ static bool fail_step(fault_bed *b, const bed_tensors *t, int n, unsigned mask) 
   const kvr_io io = bed_io(t);
   fault_arm(n, mask, code_of(n));
   kvr_plan *plan = bed_make_plan(b);
-  const kvr_status status = run_plan(plan, &io);
+  const kvr_status status = run_plan(b, plan, &io);
   const char *call = fault_disarm(), *what = describe(b, n, call != NULL ? call : "none");
   if (call == NULL) {
     device_ok(status, what);
