@@ -46,25 +46,39 @@ static bool runs_strategy(const check_suite *s, const check_case *c, const char 
   return check_serves(&last, name);
 }
 
-/* False if the device cannot go on with this case. */
-static bool run_configuration(check_suite *s, check_trial *trial, const check_case *c,
-                              const char *name) {
-  check_verdict verdict;
-  check_trial_run(trial, name, &verdict);
-  if (verdict.outcome == CHECK_SKIPPED) {
+static bool breaks_group(kvr_status status) {
+  return status == KVR_E_CL || status == KVR_E_STATE || status == KVR_E_TIMEOUT;
+}
+
+static void count(check_suite *s, const check_case *c, const char *name, const check_verdict *v) {
+  if (v->outcome == CHECK_SKIPPED) {
     s->skipped++;
-    check_report_skipped(s, c, name, verdict.text);
-    return true;
+    check_report_skipped(s, c, name, v->text);
+    return;
   }
-  if (verdict.outcome == CHECK_PASSED) {
+  if (v->outcome == CHECK_PASSED) {
     s->passed++;
-    if (verdict.factor > s->worst) s->worst = verdict.factor;
+    if (v->factor > s->worst) s->worst = v->factor;
   } else {
     s->failed++;
-    check_report_failure(s, c, name, verdict.text);
+    check_report_failure(s, c, name, v->text);
   }
-  check_classes_count(&s->classes, c, name, verdict.last_step);
-  return !verdict.broken;
+  check_classes_count(&s->classes, c, name, v->last_step);
+}
+
+/* Runs all strategies on a trial; the verdict is the last one's. */
+static check_verdict run_strategies(check_suite *s, check_trial *trial, const check_case *c,
+                                    kvr_status opened) {
+  check_verdict v = {0};
+  if (opened != KVR_OK) check_verdict_error(&v, opened, "before the step");
+  for (int i = 0; i < kvr_num_strategies(); i++) {
+    const char *name = kvr_strategy_name(i);
+    if (!runs_strategy(s, c, name)) continue;
+    if (opened == KVR_OK) check_trial_run(trial, name, &v);
+    count(s, c, name, &v);
+    if (opened != KVR_OK || breaks_group(v.status)) break; /* the others would fail alike */
+  }
+  return v;
 }
 
 static void run_case(check_suite *s, int index) {
@@ -72,28 +86,18 @@ static void run_case(check_suite *s, int index) {
   check_trial trial;
   check_case_generate(s->options->seed, index, check_is_quick(s->options), &c);
   const kvr_status opened = check_trial_open(&s->groups, &c, s->options->seed, &trial);
-  char why[CHECK_TEXT] = "";
-  bool works = true;
-  if (opened != KVR_OK) snprintf(why, sizeof why, "%s", kvr_error_message());
-  for (int i = 0; i < kvr_num_strategies() && works; i++) {
-    const char *name = kvr_strategy_name(i);
-    if (!runs_strategy(s, &c, name)) continue;
-    if (opened == KVR_OK) {
-      works = run_configuration(s, &trial, &c, name);
-      continue;
-    }
-    s->failed++;
-    check_report_failure(s, &c, name, why);
-  }
+  const check_verdict v = run_strategies(s, &trial, &c, opened);
   s->cases++;
+  s->stuck = cli_is_stuck(v.status);
+  if (s->stuck) return;
   check_trial_close(&trial);
-  if (!works) check_groups_drop(&s->groups, c.ranks, c.copy_queue);
+  if (breaks_group(v.status)) check_groups_drop(&s->groups, c.ranks, c.copy_queue);
 }
 
 static void run_suite(check_suite *s) {
   const cli_options *o = s->options;
   const int want = o->full ? FULL_CONFIGURATIONS : QUICK_CONFIGURATIONS;
-  for (int i = 0; i < MAX_CASES; i++) {
+  for (int i = 0; i < MAX_CASES && !s->stuck; i++) {
     const bool enough = check_num_configurations(s) >= want;
     if (enough && (!o->full || check_smallest_class(s) >= FULL_PER_CLASS)) break;
     run_case(s, i);
@@ -105,7 +109,7 @@ static void run_suite(check_suite *s) {
 static void run_soak(check_suite *s) {
   const double start = cli_seconds(), seconds = s->options->soak;
   double noted = start;
-  for (int i = 0; i < INT_MAX && s->failed < CHECK_FAILURES; i++) {
+  for (int i = 0; i < INT_MAX && s->failed < CHECK_FAILURES && !s->stuck; i++) {
     const double now = cli_seconds();
     if (now - start >= seconds) break;
     run_case(s, i);
@@ -159,13 +163,24 @@ static kvr_status judge(const check_suite *s, const char *controls) {
   return KVR_OK;
 }
 
+/* Why they could not run goes into why; empty: they did. */
+static void run_controls(check_suite *s, char why[CHECK_TEXT]) {
+  why[0] = '\0';
+  if (s->stuck) {
+    strcpy(why, "not run, since the device is stuck");
+    return;
+  }
+  const kvr_status status = check_controls_run(&s->groups, s->options->seed, s->controls);
+  if (status != KVR_OK) snprintf(why, CHECK_TEXT, "%s", kvr_error_message());
+  s->stuck = cli_is_stuck(status);
+}
+
 static kvr_status work(check_suite *s) {
   const cli_options *o = s->options;
-  char controls[CHECK_TEXT] = "";
+  char controls[CHECK_TEXT];
   check_classes_init(&s->classes);
   run_cases(s);
-  if (check_controls_run(&s->groups, o->seed, s->controls) != KVR_OK)
-    snprintf(controls, sizeof controls, "%s", kvr_error_message());
+  run_controls(s, controls);
   if (s->print) check_report_print(s);
   if (o->json != NULL) KVR_TRY(check_report_json(s, o->json));
   return judge(s, controls);
@@ -205,6 +220,7 @@ static cli_exit run(const cli_options *options) {
   cli_exit code = cli_exit_of(open_first(s));
   if (code == CLI_OK && work(s) != KVR_OK) code = CLI_FAILED;
   if (code != CLI_OK) cli_report("check", code);
+  if (s->stuck) return code; /* all that it has stays, see cli_is_stuck */
   check_groups_fini(&s->groups);
   free(s);
   return code;

@@ -136,12 +136,14 @@ typedef struct check_verdict {
   check_outcome outcome;
   double factor; /* error of the output over the tolerance */
   int last_step;
-  bool broken;           /* a device failed: its group cannot be used any more */
+  kvr_status status;     /* of the library, KVR_OK where it ran to its end */
   char text[CHECK_TEXT]; /* what is wrong, or why it was skipped */
 } check_verdict;
 
 /* check_run.c: one configuration; strategy serves the last step. */
 void check_trial_run(check_trial *trial, const char *strategy, check_verdict *verdict);
+/* The verdict on what failed with the last error: skipped where the device cannot do it. */
+void check_verdict_error(check_verdict *verdict, kvr_status status, const char *where);
 /* Error of the trial's output against a reference, over the tolerance. */
 double check_output_factor(const check_trial *trial, const double *ref_out, const double *ref_lse);
 

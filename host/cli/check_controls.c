@@ -49,6 +49,7 @@ static kvr_status run_ring(check_trial *t) {
   check_verdict verdict;
   check_trial_run(t, "ring", &verdict);
   if (verdict.outcome == CHECK_PASSED) return KVR_OK;
+  if (verdict.status != KVR_OK) return kvr_fail(verdict.status, "%s", verdict.text);
   return kvr_fail(KVR_E_VERIFY, "a small ring over three ranks: %s", verdict.text);
 }
 
@@ -107,10 +108,12 @@ static kvr_status other_contents(check_groups *groups, uint64_t seed, const chec
     status = kvr_cache_export(other.cache, r, other.before[r], other.pool_bytes);
   check_verdict verdict = {.outcome = CHECK_PASSED};
   if (status == KVR_OK) check_trial_run(&other, "ring", &verdict);
+  if (status == KVR_OK && verdict.status != KVR_OK)
+    status = kvr_fail(verdict.status, "the control with other cache contents: %s", verdict.text);
   if (status == KVR_OK && verdict.factor == 0) /* did not run: no output to compare */
     status = kvr_fail(KVR_E_VERIFY, "the control with other cache contents: %s", verdict.text);
   if (status == KVR_OK) *factor = check_output_factor(&other, right->ref_out, right->ref_lse);
-  check_trial_close(&other);
+  if (!cli_is_stuck(status)) check_trial_close(&other);
   return status;
 }
 
@@ -172,11 +175,11 @@ kvr_status check_controls_run(check_groups *groups, uint64_t seed,
   list_controls(controls);
   kvr_status status = check_trial_open(groups, &plain, seed, &trial);
   if (status == KVR_OK) status = run_plain(groups, seed, &trial, controls);
-  check_trial_close(&trial);
+  if (!cli_is_stuck(status)) check_trial_close(&trial);
   KVR_TRY(status);
   status = check_trial_open(groups, &masked, seed, &trial);
   if (status == KVR_OK) status = run_masked(&trial, controls + NUM_PLAIN_CONTROLS);
-  check_trial_close(&trial);
+  if (!cli_is_stuck(status)) check_trial_close(&trial);
   return status;
 }
 
@@ -186,7 +189,7 @@ kvr_status check_smoke(const char *devices) {
   check_trial trial;
   kvr_status status = check_trial_open(&groups, &c, 1, &trial);
   if (status == KVR_OK) status = run_ring(&trial);
-  check_trial_close(&trial);
-  check_groups_fini(&groups);
+  if (!cli_is_stuck(status)) check_trial_close(&trial);
+  if (!cli_is_stuck(status)) check_groups_fini(&groups);
   return status;
 }

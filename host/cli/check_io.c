@@ -146,7 +146,7 @@ kvr_status check_execute(check_trial *t, int step, kvr_plan *plan) {
       by_rank ? load_rank_order(t, step, plan, a) : load_token_order(t, step, &a[0]);
   if (status == KVR_OK)
     status = run_plan(&t->c, plan, by_rank ? KVR_RANK_ORDER : KVR_TOKEN_ORDER, a, num);
-  for (int r = 0; r < CHECK_RANKS; r++) {
+  for (int r = 0; r < CHECK_RANKS && !cli_is_stuck(status); r++) {
     if (status == KVR_OK) store_rows(t, &a[r]);
     release(&a[r]);
   }

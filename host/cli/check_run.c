@@ -136,11 +136,19 @@ static void check_records(const check_case *step, const kvr_plan *plan, check_ve
          (long long)want);
 }
 
+void check_verdict_error(check_verdict *v, kvr_status status, const char *where) {
+  FAIL(v, "%s: %.200s", where, kvr_error_message());
+  v->last_step = -1;
+  v->status = status;
+  if (status == KVR_E_UNSUPPORTED || status == KVR_E_OOM) v->outcome = CHECK_SKIPPED;
+}
+
 static void check_cache(check_trial *t, check_verdict *v) {
   const size_t row = 2 * check_kv_row_bytes(&t->c);
   for (int r = 0; r < t->c.ranks; r++) {
-    if (kvr_cache_export(t->cache, r, t->now, t->pool_bytes) != KVR_OK) {
-      FAIL(v, "cannot read the cache: %.200s", kvr_error_message());
+    const kvr_status status = kvr_cache_export(t->cache, r, t->now, t->pool_bytes);
+    if (status != KVR_OK) {
+      check_verdict_error(v, status, "after the step");
       return;
     }
     size_t at = 0;
@@ -195,9 +203,7 @@ void check_trial_run(check_trial *t, const char *strategy, check_verdict *v) {
     status = run_step(t, step, name, v);
   }
   if (status != KVR_OK) {
-    FAIL(v, "%s: %.200s", name, kvr_error_message());
-    v->broken = status == KVR_E_CL || status == KVR_E_STATE;
-    if (status == KVR_E_UNSUPPORTED || status == KVR_E_OOM) v->outcome = CHECK_SKIPPED;
+    check_verdict_error(v, status, name);
     return;
   }
   v->factor = check_output_factor(t, t->ref_out, t->ref_lse);

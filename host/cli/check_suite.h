@@ -23,6 +23,7 @@ typedef struct check_suite {
   check_failure failures[CHECK_FAILURES];
   double worst;   /* largest error / tolerance of what passed */
   double seconds; /* that the cases took */
+  bool stuck;     /* a device hangs: nothing more can run */
   bool print;
   cli_progress progress;
 } check_suite;

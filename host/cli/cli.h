@@ -24,6 +24,10 @@ extern const cli_command cli_devices, cli_doctor, cli_check, cli_plan, cli_prefi
 /* CLI_USAGE for errors that other options avoid, CLI_FAILED for all others. */
 cli_exit cli_exit_of(kvr_status status);
 
+/* True for KVR_E_TIMEOUT: a device is stuck. It may still use the memory that it was given, which
+ * must not be freed then, and its driver may wait for it at exit: main leaves without either. */
+bool cli_is_stuck(kvr_status status);
+
 /* Prints "kvring COMMAND: message" of the last error and returns code. */
 cli_exit cli_report(const char *command, cli_exit code);
 

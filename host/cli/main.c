@@ -1,5 +1,6 @@
 /* kvring: the command line tool. A sub-command is one file and one row here. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
@@ -28,6 +29,19 @@ cli_exit cli_exit_of(kvr_status status) {
   case KVR_E_LAYOUT: return CLI_USAGE;
   default: return CLI_FAILED;
   }
+}
+
+static bool stuck;
+
+bool cli_is_stuck(kvr_status status) {
+  stuck |= status == KVR_E_TIMEOUT;
+  return status == KVR_E_TIMEOUT;
+}
+
+static int leave(cli_exit code) {
+  if (!stuck) return (int)code;
+  fflush(NULL);
+  _Exit((int)code);
 }
 
 static void print_usage(FILE *out) {
@@ -84,6 +98,6 @@ int main(int argc, char **argv) {
     return CLI_OK;
   }
   for (int i = 0; i < NUM_COMMANDS; i++)
-    if (strcmp(commands[i]->name, name) == 0) return (int)run(commands[i], argc - 2, argv + 2);
+    if (strcmp(commands[i]->name, name) == 0) return leave(run(commands[i], argc - 2, argv + 2));
   return (int)report_unknown(name);
 }

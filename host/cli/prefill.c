@@ -87,11 +87,14 @@ static cli_exit run(const cli_options *options) {
   if (status == KVR_OK) status = cli_prefill_start(&job);
   if (status != KVR_OK)
     code = cli_report("prefill", cli_exit_of(status));
-  else if (work(&job) != KVR_OK) {
+  else if ((status = work(&job)) != KVR_OK) {
     cli_progress_end(&job.progress);
     code = cli_report("prefill", CLI_FAILED);
   }
-  cli_prefill_fini(&job);
+  if (cli_is_stuck(status))
+    cli_file_close(&job.op_log, 0); /* all else stays, see there */
+  else
+    cli_prefill_fini(&job);
   return code;
 }
 

@@ -267,6 +267,17 @@ def test_outputs(folder):
     assert not open("/dev/null").read()  # still a device
 
 
+def test_failures_while_running(folder):
+    """A timeout that steps exceed, sooner or later: files were opened by then, and must not stay."""
+    refuse(folder, "prefill", ["--ranks", 4, "--tokens", 8000, "--chunk", 400, *SMALL, "--timeout", "1e-6"],
+           "nothing completed for 1e-06 s", code=1)
+    words = ["check", "--timeout", "1e-6", "--json", folder / "r.json"]
+    kvring(*words, code=1, has=["nothing completed for 1e-06 s", "--timeout 1e-06"])
+    found = json.loads((folder / "r.json").read_text())
+    # a device that is stuck ends the run
+    assert found["failed"] == len(found["failures"]) == 1, found
+
+
 def test_allowed(folder):
     """Odd ranks, chunks of one token, requests without tokens or cache, no causal mask, any sizes."""
     for arguments in [
