@@ -106,6 +106,7 @@ typedef struct check_trial {
   double *ref_out, *ref_lse, max_v;
   void *before[CHECK_RANKS], *after[CHECK_RANKS], *now; /* pools */
   size_t pool_bytes;
+  struct check_arrays *io; /* of the step that runs (check_io.c) */
 } check_trial;
 
 /* check_trial.c */
@@ -130,6 +131,7 @@ kvr_status check_reference(const check_trial *trial, const check_mistake *mistak
 
 /* check_io.c: runs a plan of one step in token or rank order. */
 kvr_status check_execute(check_trial *trial, int step, kvr_plan *plan);
+void check_io_fini(check_trial *trial);
 
 typedef enum check_outcome { CHECK_PASSED, CHECK_FAILED, CHECK_SKIPPED } check_outcome;
 typedef struct check_verdict {

@@ -6,12 +6,13 @@
 #include "cli/check.h"
 
 /* Arrays of one tensor each, and the trial's row of each of their rows. */
-typedef struct arrays {
+struct check_arrays {
   int num;
   int *row;
   char *q, *k, *v, *out;
   float *lse;
-} arrays;
+};
+typedef struct check_arrays arrays;
 
 typedef struct sizes {
   size_t q, kv, out, lse; /* bytes of a row */
@@ -138,17 +139,28 @@ static kvr_status load_rank_order(const check_trial *t, int step, kvr_plan *plan
   return status;
 }
 
-kvr_status check_execute(check_trial *t, int step, kvr_plan *plan) {
-  const bool by_rank = t->c.rank_order;
-  const int num = by_rank ? t->c.ranks : 1;
-  arrays a[CHECK_RANKS] = {{0}};
-  kvr_status status =
-      by_rank ? load_rank_order(t, step, plan, a) : load_token_order(t, step, &a[0]);
-  if (status == KVR_OK)
-    status = run_plan(&t->c, plan, by_rank ? KVR_RANK_ORDER : KVR_TOKEN_ORDER, a, num);
-  for (int r = 0; r < CHECK_RANKS && !cli_is_stuck(status); r++) {
-    if (status == KVR_OK) store_rows(t, &a[r]);
-    release(&a[r]);
+static kvr_status execute(check_trial *t, int step, kvr_plan *plan) {
+  if (!t->c.rank_order) {
+    KVR_TRY(load_token_order(t, step, t->io));
+    return run_plan(&t->c, plan, KVR_TOKEN_ORDER, t->io, 1);
   }
+  KVR_TRY(load_rank_order(t, step, plan, t->io));
+  return run_plan(&t->c, plan, KVR_RANK_ORDER, t->io, t->c.ranks);
+}
+
+void check_io_fini(check_trial *t) {
+  for (int r = 0; r < CHECK_RANKS && t->io != NULL; r++) release(&t->io[r]);
+  free(t->io);
+  t->io = NULL;
+}
+
+/* The trial owns the arrays: when a device is stuck they stay, as all that it has. */
+kvr_status check_execute(check_trial *t, int step, kvr_plan *plan) {
+  t->io = calloc(CHECK_RANKS, sizeof *t->io);
+  if (t->io == NULL) return kvr_fail(KVR_E_OOM, "no host memory for a case");
+  const kvr_status status = execute(t, step, plan);
+  if (cli_is_stuck(status)) return status;
+  for (int r = 0; r < CHECK_RANKS && status == KVR_OK; r++) store_rows(t, &t->io[r]);
+  check_io_fini(t);
   return status;
 }

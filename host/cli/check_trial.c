@@ -270,6 +270,7 @@ kvr_status check_trial_open(check_groups *groups, const check_case *c, uint64_t 
 }
 
 void check_trial_close(check_trial *t) {
+  check_io_fini(t);
   kvr_session_destroy(t->session);
   kvr_cache_destroy(t->cache);
   for (int i = 0; i < CHECK_REQUESTS; i++) {
