@@ -297,7 +297,10 @@ static int64_t state_traffic(const kvr_schedule *s, const kvr_op *op) {
 
 kvr_status kvr_schedule_append(kvr_schedule *s, const kvr_op *given) {
   kvr_op op = *given;
-  if (s->num_ops == INT_MAX) return kvr_fail(KVR_E_CAPACITY, "the schedule has too many ops");
+  if (s->num_ops == KVR_MAX_OPS)
+    return kvr_fail(KVR_E_CAPACITY,
+                    "the step takes more than %d ops: use a larger tile, or fewer tokens",
+                    KVR_MAX_OPS);
   KVR_TRY(grow((void **)&s->ops, &s->cap_ops, s->num_ops + 1, sizeof *s->ops));
   KVR_TRY(grow((void **)&s->marks, &s->cap_marks, s->num_ops + 1, sizeof *s->marks));
   s->marks[s->num_ops] = 0;

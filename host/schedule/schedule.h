@@ -102,6 +102,9 @@ typedef struct kvr_ledger_entry {
   int *readers;
 } kvr_ledger_entry;
 
+/* Ops of one step: schedules of this length take gigabytes and seconds. */
+enum { KVR_MAX_OPS = 1 << 22 };
+
 typedef struct kvr_schedule {
   kvr_problem problem; /* requests and weights are copies owned by the schedule */
   kvr_options options; /* resolved */

@@ -188,6 +188,13 @@ static void more_steps_or_bytes_than_can_be_counted_are_refused(void **state) {
   expect_uncountable(&p, INT_MAX, "the limit is 9e18: use fewer tokens or heads");
 }
 
+/* Two thousand million cached tokens in tiles of one would be a schedule of terabytes. */
+static void more_ops_than_memory_holds_are_refused(void **state) {
+  (void)state;
+  const kvr_problem p = problem_of(8, 2000000000, 16);
+  expect_uncountable(&p, 1, "more than 4194304 ops: use a larger tile");
+}
+
 /* Slots of 2^31 rows of 2^31 bytes: from 5 on they do not fit 64 bits. */
 static void memory_beyond_64_bits_is_refused_not_wrapped(void **state) {
   (void)state;
@@ -217,6 +224,7 @@ int main(void) {
       cmocka_unit_test(scratch_does_not_grow_with_the_context),
       cmocka_unit_test(lengths_up_to_the_largest_int_are_planned),
       cmocka_unit_test(more_steps_or_bytes_than_can_be_counted_are_refused),
+      cmocka_unit_test(more_ops_than_memory_holds_are_refused),
       cmocka_unit_test(memory_beyond_64_bits_is_refused_not_wrapped),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
