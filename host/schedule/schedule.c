@@ -298,7 +298,7 @@ static int64_t state_traffic(const kvr_schedule *s, const kvr_op *op) {
 kvr_status kvr_schedule_append(kvr_schedule *s, const kvr_op *given) {
   kvr_op op = *given;
   if (s->num_ops == KVR_MAX_OPS)
-    return kvr_fail(KVR_E_CAPACITY,
+    return kvr_fail(KVR_E_RANGE,
                     "the step takes more than %d ops: use a larger tile, or fewer tokens",
                     KVR_MAX_OPS);
   KVR_TRY(grow((void **)&s->ops, &s->cap_ops, s->num_ops + 1, sizeof *s->ops));
