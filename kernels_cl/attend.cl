@@ -48,22 +48,6 @@
 #define NARROW_PANELS (DIM_VECS % 2 == 0 ? DIM_VECS / 2 : DIM_VECS == 1 ? 0 : (DIM_VECS - 3) / 2)
 #define LAST_VECS (DIM_VECS - 2 * NARROW_PANELS) /* 0, 1 or 3 */
 
-#define UNROLL _Pragma("unroll")
-
-/* A hint only: CPUs that run a work-item per core hide the way to the last-level cache with it. */
-#if defined(__x86_64__) || defined(__aarch64__)
-#define PREFETCH(p) __builtin_prefetch((const void *)(size_t)(p))
-#else
-#define PREFETCH(p)
-#endif
-
-/* Keys x in [begin, end) of the axis, token number `token` at begin. */
-typedef struct span {
-  int begin;
-  int end;
-  int token;
-} span;
-
 /* A block of keys as f32. */
 typedef struct block {
   float16 k[BLOCK][DIM_VECS];
@@ -100,21 +84,6 @@ static inline void pack_key(block *b, int key, int token, __global const kv_type
   b->token[key] = token;
 }
 
-/* Token of the cached key at x. */
-static inline int ring_token(int x, const kvr_attend_args a) {
-  return a.window == 0 ? -INT_LAST : (int)(kvr_ring_position(x, a) - a.num_cached);
-}
-
-/* Where the K row of a key of span number s begins. */
-static inline __global const kv_type *key_row(const span *spans, int s, int h,
-                                              __global const kv_type *ring,
-                                              __global const kv_type *cur,
-                                              const kvr_attend_args a) {
-  const int x = spans[s].begin;
-  const size_t row = (size_t)(s == 0 ? a.ring_row + x : a.cur_row + x - a.ring_end);
-  return (s == 0 ? ring : cur) + (row * a.num_kv_heads + h) * 2 * HEAD_DIM;
-}
-
 /* Takes up to BLOCK keys off the spans. */
 static inline void pack_block(block *b, span *spans, int h, __global const kv_type *ring,
                               __global const kv_type *cur, const kvr_attend_args a) {
@@ -149,17 +118,6 @@ static inline void pack_block(block *b, span *spans, int h, __global const kv_ty
   }
 }
 
-/* Of a number that every row in use has. */
-typedef struct range {
-  int low;
-  int high;
-} range;
-
-static inline void extend(range *r, int x) {
-  r->low = min(r->low, x);
-  r->high = max(r->high, x);
-}
-
 /* Running state of a tile, a lane per row. */
 typedef struct rows {
   float16 q[ROW_PANELS][HEAD_DIM][ROW_VECS]; /* transposed, times scale */
@@ -170,35 +128,9 @@ typedef struct rows {
   int16 first[ROW_PANELS][ROW_VECS];   /* a row sees tokens from first to last */
   int16 last[ROW_PANELS][ROW_VECS];
   float16 acc[ROW_TILE][DIM_VECS];
-  range firsts;
-  range lasts;
+  limits seen;
   int num_rows;
 } rows;
-
-/* What the tile can see of the cached keys: positions rise with x, so the first is searched. */
-static inline span ring_run(const rows *r, const kvr_attend_args a) {
-  span s = {max(a.lower, 0), min(a.ring_end, a.kv_end), 0};
-  if (a.window == 0) return s;
-  for (int end = s.end; s.begin < end;) {
-    const int middle = s.begin + (end - s.begin) / 2;
-    if (ring_token(middle, a) < r->firsts.low)
-      s.begin = middle + 1;
-    else
-      end = middle;
-  }
-  return s;
-}
-
-/* What the tile can see of the run of new keys u.. that starts at token `token`. */
-static inline span key_run(const rows *r, int u, int end, int token, const kvr_attend_args a) {
-  const int begin = a.ring_end + u;
-  const int num_keys = max(end - begin, 0);
-  const int seen = a.causal ? clamp(r->lasts.high - token + 1, 0, num_keys) : num_keys;
-  const int unseen = a.window == 0 ? 0 : clamp(r->firsts.low - token, 0, num_keys);
-  const int skip = max(max(a.lower, 0) - begin, unseen);
-  const span s = {begin + skip, begin + seen, token + skip};
-  return s;
-}
 
 /* Keys of the next block, one after the other, and how many to prefetch per score micro-tile. */
 typedef struct ahead {
@@ -256,7 +188,7 @@ static inline void score_panel(rows *r, const block *b, int panel, float cap, fl
         UNROLL for (int i = 0; i < ROW_VECS; i++) s[j][i] = cap * tanh16(s[j][i] * inv_cap);
       }
     }
-    if (b->last[key / KEYS] > r->lasts.low || b->first[key / KEYS] < r->firsts.high) {
+    if (b->last[key / KEYS] > r->seen.lasts.low || b->first[key / KEYS] < r->seen.firsts.high) {
       UNROLL for (int j = 0; j < KEYS; j++) {
         const int16 token = (int16)(b->token[key + j]);
         UNROLL for (int i = 0; i < ROW_VECS; i++) {
@@ -357,32 +289,6 @@ static inline void weigh_panel_guarded(rows *r, const block *b, int panel) {
   }
 }
 
-/* Where packed row p of KV head h lives. */
-typedef struct place {
-  int row; /* of the launch */
-  int head;
-} place;
-
-static inline place place_of(int p, int h, const kvr_attend_args a) {
-  const int group = a.num_q_heads / a.num_kv_heads;
-  place w = {p / group, h * group + p % group};
-  return w;
-}
-
-/* LANES rows become LANES columns: four rounds of zipping the first half with the second. */
-static inline void transpose(float16 x[LANES]) {
-  UNROLL for (int round = 0; round < 4; round++) {
-    float16 y[LANES];
-    UNROLL for (int i = 0; i < LANES / 2; i++) {
-      y[2 * i].even = x[i].lo;
-      y[2 * i].odd = x[i + LANES / 2].lo;
-      y[2 * i + 1].even = x[i].hi;
-      y[2 * i + 1].odd = x[i + LANES / 2].hi;
-    }
-    UNROLL for (int i = 0; i < LANES; i++) x[i] = y[i];
-  }
-}
-
 /* Queries of rows i .. i + LANES - 1, transposed, quantised and scaled; zeros past the last row. */
 static inline void load_queries(rows *r, int i, int p0, int h, __global const kv_type *q,
                                 const kvr_attend_args a) {
@@ -403,17 +309,6 @@ static inline void load_queries(rows *r, int i, int p0, int h, __global const kv
     for (int d = 0; d < LANES && v * LANES + d < HEAD_DIM; d++)
       r->q[i / ROWS][v * LANES + d][i % ROWS / LANES] = x[d];
   }
-}
-
-/* Tokens that row i sees: not below -L, so that differences of tokens fit an int. */
-static inline void set_limits(rows *r, int i, int row, const kvr_attend_args a) {
-  const int token = kvr_run_token(row, a.row_split, a.row_t0, a.row_t1);
-  const int first = a.window == 0 ? -INT_LAST : max(token + 1 - a.window, -a.num_cached);
-  const int last = a.causal ? token : INT_LAST - 1;
-  ((int *)r->first)[i] = first;
-  ((int *)r->last)[i] = last;
-  extend(&r->firsts, first);
-  extend(&r->lasts, last);
 }
 
 /* m, l and acc of row i: carried, of a sink, or empty. */
@@ -438,13 +333,15 @@ static inline void load_rows(rows *r, int p0, int h, __global const kv_type *q,
                              const kvr_attend_args a) {
   const int total = a.num_rows * (a.num_q_heads / a.num_kv_heads);
   r->num_rows = min(ROW_TILE, total - p0);
-  r->firsts.low = r->lasts.low = INT_LAST;
-  r->firsts.high = r->lasts.high = -INT_LAST;
+  r->seen = no_limits();
   const int end = (r->num_rows + ROWS - 1) / ROWS * ROWS;
   for (int i = 0; i < end; i += LANES) load_queries(r, i, p0, h, q, a);
   for (int i = 0; i < r->num_rows; i++) {
     const place w = place_of(p0 + i, h, a);
-    set_limits(r, i, w.row, a);
+    const sight seen = sight_of(w.row, a);
+    add_sight(&r->seen, seen);
+    ((int *)r->first)[i] = seen.first;
+    ((int *)r->last)[i] = seen.last;
     load_state(r, i, w, state, sinks, a);
   }
   for (int i = r->num_rows; i < end; i++) {
@@ -492,10 +389,8 @@ kvr_attend(__global const kv_type *q, __global const kv_type *ring, __global con
 
   load_rows(&r, p0, h, q, state, sinks, a);
 
-  const int split = clamp(a.key_split, 0, INT_LAST - a.ring_end);
-  const int head_end = min(a.kv_end, a.ring_end + split);
-  span spans[3] = {ring_run(&r, a), key_run(&r, 0, head_end, a.key_t0, a),
-                   key_run(&r, split, a.kv_end, a.key_t1 + split - a.key_split, a)};
+  span spans[3];
+  find_spans(spans, r.seen, a);
   for (;;) {
     pack_block(&b, spans, h, ring, cur, a);
     if (b.num_keys == 0) break;

@@ -29,6 +29,9 @@ static kvr_status check_limits(const kvr_limits *l, const kvr_cache_desc *cache)
   if (kvr_dtype_size(l->out_dtype) == 0)
     return kvr_fail(KVR_E_DTYPE, "out_dtype is %d; use KVR_F32, KVR_F16 or KVR_BF16",
                     (int)l->out_dtype);
+  if ((unsigned)l->math >= KVR_NUM_MATHS)
+    return kvr_fail(KVR_E_RANGE, "math is %d; use KVR_MATH_AUTO, KVR_MATH_F32 or KVR_MATH_BF16",
+                    (int)l->math);
   const kvr_options options = {.struct_size = sizeof options,
                                .tile = l->tile,
                                .query_tile = l->query_tile,
@@ -162,6 +165,7 @@ static kvr_status init(kvr_session *s, const kvr_limits *l) {
   KVR_TRY(select_strategies(s, l, &bounds, &row_bytes));
   const kvr_exec_desc desc = {.num_q_heads = l->num_q_heads,
                               .out_dtype = l->out_dtype,
+                              .math = l->math,
                               .footprint = s->footprint,
                               .max_requests = l->max_requests,
                               .max_table_entries = s->max_table_entries};
@@ -207,3 +211,8 @@ void kvr_session_destroy(kvr_session *s) {
 }
 
 size_t kvr_session_bytes(const kvr_session *s) { return s != NULL ? kvr_exec_bytes(s->exec) : 0; }
+
+kvr_math kvr_session_math(const kvr_session *session, int rank) {
+  if (session == NULL || kvr_group_check_rank(session->group, rank) != KVR_OK) return KVR_MATH_AUTO;
+  return kvr_exec_math(session->exec, rank);
+}

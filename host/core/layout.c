@@ -21,6 +21,11 @@ const char *kvr_dtype_name(kvr_dtype dtype) {
   return (unsigned)dtype < KVR_NUM_DTYPES ? names[dtype] : "?";
 }
 
+const char *kvr_math_name(kvr_math math) {
+  static const char *const names[KVR_NUM_MATHS] = {"auto", "f32", "bf16"};
+  return (unsigned)math < KVR_NUM_MATHS ? names[math] : "?";
+}
+
 /* ---- the map ---- */
 
 int kvr_map_weight(const kvr_cache_desc *cache, int rank) {

@@ -9,6 +9,7 @@
 #include "base/arith.h"
 #include "base/error.h"
 #include "device/cl_error.h"
+#include "device/cpu_products.h"
 #include "device/program.h"
 #include "device/self_test.h"
 
@@ -105,57 +106,83 @@ static void add_reason(char *why, size_t size, const char *reason) {
   snprintf(why + used, size - used, "%s%.300s", used > 0 ? "; " : "", reason);
 }
 
-/* Builds the variants of one kind; a quarantined one is left out and its reason noted. */
-static kvr_status build_kind(kvr_attend_kernels *k, const kvr_group *group, int rank,
-                             const kvr_cache_desc *cache, kvr_dtype out_dtype, bool vectors,
-                             int *num, char *why, size_t size) {
+/* What is built: fixed for a session. */
+typedef struct plan {
+  const kvr_group *group;
+  int rank;
+  const kvr_cache_desc *cache;
+  kvr_dtype out_dtype;
+  bool vectors; /* the device has them */
+  bool bf16;    /* use variants with bf16 products */
+} plan;
+
+/* Builds the variants with or without vectors; a quarantined one is left out, its reason noted. */
+static kvr_status build_kind(kvr_attend_kernels *k, const plan *p, bool vectors, int *num,
+                             char *why, size_t size) {
   for (int i = 0; i < kvr_num_variants(); i++) {
-    if (kvr_variant_get(i)->vectors != vectors) continue;
-    const kvr_status status = build(k, group, rank, cache, out_dtype, i);
+    const kvr_variant *v = kvr_variant_get(i);
+    if (v->vectors != vectors || (v->bf16 && !p->bf16)) continue;
+    const kvr_status status = build(k, p->group, p->rank, p->cache, p->out_dtype, i);
     if (status == KVR_E_UNSUPPORTED)
       add_reason(why, size, kvr_error_message());
     else if (status != KVR_OK)
       return status;
-    *num += k->usable[i];
+    *num += k->usable[i] && !v->bf16; /* small launches need another one */
   }
   return KVR_OK;
 }
 
-static kvr_status build_all(kvr_attend_kernels *k, const kvr_group *group, int rank,
-                            const kvr_cache_desc *cache, kvr_dtype out_dtype) {
-  char why[1500] = "";
-  bool vectors;
+static kvr_status build_all(kvr_attend_kernels *k, const plan *p) {
+  char why[1800] = "";
   int num = 0;
-  KVR_TRY(has_vectors(group, rank, &vectors));
   for (int attempt = 0; attempt < 2 && num == 0; attempt++)
-    KVR_TRY(build_kind(k, group, rank, cache, out_dtype, attempt == 0 ? vectors : !vectors, &num,
-                       why, sizeof why));
+    KVR_TRY(build_kind(k, p, attempt == 0 ? p->vectors : !p->vectors, &num, why, sizeof why));
   if (num > 0) return KVR_OK;
   return kvr_fail(KVR_E_UNSUPPORTED,
                   "no attention kernel is right on %s, choose another device: %s",
-                  group->infos[rank].name, why);
+                  p->group->infos[p->rank].name, why);
 }
 
-static kvr_status build_named(kvr_attend_kernels *k, const kvr_group *group, int rank,
-                              const kvr_cache_desc *cache, kvr_dtype out_dtype, const char *name) {
+static kvr_status build_named(kvr_attend_kernels *k, const plan *p, const char *name) {
   char names[256] = "";
   const int variant = kvr_variant_find(name);
-  if (variant >= 0) return build(k, group, rank, cache, out_dtype, variant);
+  if (variant >= 0) return build(k, p->group, p->rank, p->cache, p->out_dtype, variant);
   for (int i = 0; i < kvr_num_variants(); i++)
     snprintf(names + strlen(names), sizeof names - strlen(names), " %s", kvr_variant_get(i)->name);
   return kvr_fail(KVR_E_RANGE, "KVRING_VARIANT is '%s'; the kernel variants are:%s", name, names);
 }
 
+/* Instructions of this machine's CPU serve the devices that are this CPU. */
+static kvr_status choose_math(plan *p, kvr_math math) {
+  const char *type = p->group->infos[p->rank].type;
+  const bool fast =
+      p->vectors && strcmp(type, "cpu") == 0 && kvr_cpu_products() != KVR_PRODUCTS_F32;
+  p->bf16 =
+      fast && (math == KVR_MATH_BF16 || (math == KVR_MATH_AUTO && p->cache->dtype == KVR_BF16));
+  if (math != KVR_MATH_BF16 || fast) return KVR_OK;
+  return kvr_fail(KVR_E_UNSUPPORTED,
+                  "math bf16: %s has no instructions that multiply bf16 faster than f32 (AMX or "
+                  "AVX512-BF16 on a CPU); use auto or f32",
+                  p->group->infos[p->rank].name);
+}
+
 kvr_status kvr_attend_kernels_init(kvr_attend_kernels *k, const kvr_group *group, int rank,
-                                   const kvr_cache_desc *cache, kvr_dtype out_dtype) {
-  *k = (kvr_attend_kernels){.program = {NULL}};
+                                   const kvr_cache_desc *cache, kvr_dtype out_dtype,
+                                   kvr_math math) {
+  plan p = {.group = group, .rank = rank, .cache = cache, .out_dtype = out_dtype};
   const char *name = getenv("KVRING_VARIANT");
-  kvr_status status = name != NULL && name[0] != '\0'
-                          ? build_named(k, group, rank, cache, out_dtype, name)
-                          : build_all(k, group, rank, cache, out_dtype);
+  *k = (kvr_attend_kernels){.program = {NULL}};
+  KVR_TRY(has_vectors(group, rank, &p.vectors));
+  KVR_TRY(choose_math(&p, math));
+  kvr_status status = name != NULL && name[0] != '\0' ? build_named(k, &p, name) : build_all(k, &p);
   if (status == KVR_OK) status = find_max_keys(k, &group->ranks[rank], cache->head_dim);
   if (status != KVR_OK) kvr_attend_kernels_fini(k);
   return status;
+}
+
+bool kvr_attend_kernels_use_bf16(const kvr_attend_kernels *k) {
+  const int variant = kvr_variant_pick(k->usable, 1 << 16, 1);
+  return variant >= 0 && kvr_variant_get(variant)->bf16;
 }
 
 void kvr_attend_kernels_fini(kvr_attend_kernels *k) {

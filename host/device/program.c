@@ -13,8 +13,8 @@
 /* ---- embedded sources ---- */
 
 /* Generated from kernels_cl/ by the build; each ends with a NUL that its length does not count. */
-extern const char kvr_src_shared_h[], kvr_src_numbers_h[];
-extern const char kvr_src_attend_cl[], kvr_src_attend_plain_cl[];
+extern const char kvr_src_shared_h[], kvr_src_numbers_h[], kvr_src_spans_h[];
+extern const char kvr_src_attend_cl[], kvr_src_attend_bf16_cl[], kvr_src_attend_plain_cl[];
 extern const char kvr_src_merge_cl[], kvr_src_rows_cl[];
 
 static const struct {
@@ -22,6 +22,7 @@ static const struct {
   const char *text;
 } sources[] = {
     {"attend.cl", kvr_src_attend_cl},
+    {"attend_bf16.cl", kvr_src_attend_bf16_cl},
     {"attend_plain.cl", kvr_src_attend_plain_cl},
     {"merge.cl", kvr_src_merge_cl},
     {"rows.cl", kvr_src_rows_cl},
@@ -115,8 +116,9 @@ static kvr_status job_init(job *j, const kvr_group *group, int rank, const char 
              .device = group->ranks[rank].device,
              .info = &group->infos[rank],
              .file = file};
-  j->source = print_new("#line 1 \"shared.h\"\n%s\n#line 1 \"numbers.h\"\n%s\n#line 1 \"%s\"\n%s",
-                        kvr_src_shared_h, kvr_src_numbers_h, file, text);
+  j->source = print_new("#line 1 \"shared.h\"\n%s\n#line 1 \"numbers.h\"\n%s\n"
+                        "#line 1 \"spans.h\"\n%s\n#line 1 \"%s\"\n%s",
+                        kvr_src_shared_h, kvr_src_numbers_h, kvr_src_spans_h, file, text);
   j->options = print_new("-cl-std=CL1.2 -Werror%s%s", options[0] != '\0' ? " " : "", options);
   if (j->source != NULL && j->options != NULL) j->key = make_key(j);
   if (j->key != NULL) return KVR_OK;

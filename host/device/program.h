@@ -13,9 +13,9 @@ typedef struct kvr_program_test {
   void *user;
 } kvr_program_test;
 
-/* Builds shared.h + numbers.h + one embedded source (file: "attend.cl", "attend_plain.cl",
- * "merge.cl", "rows.cl") for a rank's device. options are appended to "-cl-std=CL1.2 -Werror".
- * Owned; release with clReleaseProgram.
+/* Builds shared.h + numbers.h + spans.h + one embedded source (file: "attend.cl",
+ * "attend_bf16.cl", "attend_plain.cl", "merge.cl", "rows.cl") for a rank's device. options are
+ * appended to "-cl-std=CL1.2 -Werror". Owned; release with clReleaseProgram.
  *
  * Binaries are kept in $KVRING_CACHE_DIR, else $XDG_CACHE_HOME/kvring, else ~/.cache/kvring, keyed
  * by device, driver, library version, source and options; a file that cannot be used is rebuilt,

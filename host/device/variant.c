@@ -7,15 +7,33 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "device/cpu_products.h"
+
+#define VECTORS .local = 1, .vectors = true
+
+/* Times are measured on PoCL, relative to each other; sums of plain are never compared. */
 static const kvr_variant variants[] = {
-    {.name = "rows256", .file = "attend.cl", .row_tile = 256, .local = 1, .vectors = true},
-    {.name = "rows64", .file = "attend.cl", .row_tile = 64, .local = 1, .vectors = true},
-    {.name = "rows16", .file = "attend.cl", .row_tile = 16, .local = 1, .vectors = true},
-    {.name = "plain", .file = "attend_plain.cl", .row_tile = 32, .local = 32},
+    {.name = "bf16x256",
+     .file = "attend_bf16.cl",
+     .row_tile = 256,
+     .bf16 = true,
+     .row = 2,
+     .pack = 50,
+     VECTORS},
+    {.name = "bf16x64",
+     .file = "attend_bf16.cl",
+     .row_tile = 64,
+     .bf16 = true,
+     .row = 2,
+     .pack = 50,
+     VECTORS},
+    {.name = "rows256", .file = "attend.cl", .row_tile = 256, .row = 4, .pack = 56, VECTORS},
+    {.name = "rows64", .file = "attend.cl", .row_tile = 64, .row = 4, .pack = 56, VECTORS},
+    {.name = "rows16", .file = "attend.cl", .row_tile = 16, .row = 4, .pack = 56, VECTORS},
+    {.name = "plain", .file = "attend_plain.cl", .row_tile = 32, .local = 32, .row = 40},
 };
 
-/* Packing a block of keys takes as long as attending this many rows to it (measured, PoCL). */
-enum { PACK_ROWS = 14, CORES = 2 };
+enum { CORES = 2 };
 
 int kvr_num_variants(void) { return (int)(sizeof variants / sizeof *variants); }
 
@@ -32,12 +50,13 @@ int kvr_variant_find(const char *name) {
 /* Packed rows of one KV head; 64 bits, as both factors may be large. */
 static size_t packed_rows(int num_rows, int group) { return (size_t)num_rows * (size_t)group; }
 
-/* Time of a launch in rows per key, for one KV head on two cores. */
+/* Time of a launch per key, for one KV head on two cores. */
 static size_t cost(int index, size_t rows) {
-  const size_t tile = (size_t)variants[index].row_tile;
-  const size_t tall = rows < tile ? rows : tile;
+  const kvr_variant *v = &variants[index];
+  const size_t tile = (size_t)v->row_tile, panel = v->bf16 ? 32 : 1;
+  const size_t tall = rows < tile ? (rows + panel - 1) / panel * panel : tile;
   const size_t tiles = (rows + tile - 1) / tile;
-  return (tiles + CORES - 1) / CORES * (tall + PACK_ROWS);
+  return (tiles + CORES - 1) / CORES * (tall * (size_t)v->row + (size_t)v->pack);
 }
 
 /* Shapes with vectors come before plain ones wherever both are usable. */
@@ -60,7 +79,10 @@ bool kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_d
   if (v == NULL) return false;
   const int n = snprintf(text, size, "-DHEAD_DIM=%d -DKV_DTYPE=%d -DOUT_DTYPE=%d -DROW_TILE=%d",
                          cache->head_dim, (int)cache->dtype, (int)out_dtype, v->row_tile);
-  return n >= 0 && (size_t)n < size;
+  if (n < 0 || (size_t)n >= size) return false;
+  if (!v->bf16) return true;
+  const int m = snprintf(text + n, size - (size_t)n, " -DPRODUCTS=%d", (int)kvr_cpu_products());
+  return m >= 0 && (size_t)m < size - (size_t)n;
 }
 
 void kvr_variant_sizes(int index, int num_rows, int group, int num_kv_heads, size_t global[2],

@@ -14,6 +14,8 @@ typedef struct kvr_variant {
   int row_tile;     /* GQA-packed rows (tokens x heads of one KV head) of one work-group */
   int local;        /* work-items of a work-group */
   bool vectors;     /* made for cores with vector registers of their own */
+  bool bf16;        /* products of bf16 numbers */
+  int row, pack;    /* time per key: of a row, and of what is done once for all rows of a tile */
 } kvr_variant;
 
 int kvr_num_variants(void);

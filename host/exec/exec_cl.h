@@ -14,6 +14,7 @@ typedef struct kvr_exec kvr_exec;
 typedef struct kvr_exec_desc {
   int num_q_heads;
   kvr_dtype out_dtype; /* widest */
+  kvr_math math;
   kvr_footprint footprint;
   int max_requests;
   int max_table_entries; /* block table entries of one request */
@@ -23,6 +24,8 @@ typedef struct kvr_exec_desc {
 kvr_status kvr_exec_create(kvr_group *group, kvr_cache *cache, const kvr_exec_desc *desc,
                            kvr_exec **out);
 void kvr_exec_destroy(kvr_exec *exec); /* accepts NULL; nothing may be in flight */
+/* What long launches of a rank compute with. */
+kvr_math kvr_exec_math(const kvr_exec *exec, int rank);
 /* Device bytes of one rank. */
 size_t kvr_exec_bytes(const kvr_exec *exec);
 

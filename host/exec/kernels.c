@@ -105,11 +105,17 @@ static kvr_status build_type(kvr_exec *exec, kvr_dtype out) {
       continue;
     kvr_attend_kernels *attend = &exec->ranks[r].kernels->attend[out];
     kvr_attend_kernels_fini(attend); /* of an attempt that failed later on */
-    KVR_TRY(kvr_attend_kernels_init(attend, exec->group, r, kvr_cache_describe(exec->cache), out));
+    KVR_TRY(kvr_attend_kernels_init(attend, exec->group, r, kvr_cache_describe(exec->cache), out,
+                                    exec->desc.math));
     KVR_TRY(build_merge(exec, r, out));
     KVR_TRY(kvr_exec_warm_up(exec, r, out));
   }
   return allocate_carry(exec, out);
+}
+
+kvr_math kvr_exec_math(const kvr_exec *exec, int rank) {
+  const kvr_attend_kernels *attend = &exec->ranks[rank].kernels->attend[exec->desc.out_dtype];
+  return kvr_attend_kernels_use_bf16(attend) ? KVR_MATH_BF16 : KVR_MATH_F32;
 }
 
 kvr_status kvr_exec_build(kvr_exec *exec, kvr_dtype out_dtype) {

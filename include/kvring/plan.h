@@ -33,6 +33,7 @@ typedef struct kvr_limits {
   int query_tile;         /* largest options.query_tile; 0: all rows */
   int num_slots;          /* largest options.num_slots; 0: 2 */
   kvr_dtype out_dtype;    /* widest output type */
+  kvr_math math;          /* of steps; BF16 where no device offers it is an error */
   const char *strategies; /* comma separated names, NULL or "all": all that fit the budget */
 } kvr_limits;
 
@@ -77,12 +78,16 @@ typedef struct kvr_plan_info {
 /* Allocates every buffer that steps within the limits need and builds the kernels.
  * group and cache are borrowed and must outlive the session. Owned; release with
  * kvr_session_destroy. Errors: KVR_E_NULL, KVR_E_SHAPE, KVR_E_RANGE, KVR_E_OOM naming bytes needed
- * and budget, KVR_E_CL. */
+ * and budget, KVR_E_UNSUPPORTED (no kernel is right on a device, or none with that math), KVR_E_CL.
+ */
 KVR_API kvr_status kvr_session_create(kvr_group *group, kvr_cache *cache, const kvr_limits *limits,
                                       kvr_session **out);
 KVR_API void kvr_session_destroy(kvr_session *session); /* accepts NULL */
 /* Device bytes of one rank's buffers, without the cache. */
 KVR_API size_t kvr_session_bytes(const kvr_session *session);
+/* What long launches of a rank compute with: KVR_MATH_F32 or KVR_MATH_BF16; AUTO for no session or
+ * rank. */
+KVR_API kvr_math kvr_session_math(const kvr_session *session, int rank);
 
 /* Plans one step: chooses a strategy, builds and verifies its schedule. Nothing is enqueued.
  *

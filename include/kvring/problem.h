@@ -20,6 +20,18 @@ KVR_API size_t kvr_dtype_size(kvr_dtype dtype);
 /* "f32", "f16", "bf16" (static storage); "?" otherwise. */
 KVR_API const char *kvr_dtype_name(kvr_dtype dtype);
 
+/* What the products of attention are made of. Sums, scores and state are f32 in any case. */
+typedef enum kvr_math {
+  KVR_MATH_AUTO, /* BF16 for bf16 caches where the device is faster at it, else F32 */
+  KVR_MATH_F32,  /* f32 products: results within 2e-5 of max|V| */
+  KVR_MATH_BF16, /* K, V, queries and probabilities rounded to bf16: relative RMS error about 2e-3
+                  */
+  KVR_NUM_MATHS
+} kvr_math;
+
+/* "auto", "f32", "bf16" (static storage); "?" otherwise. */
+KVR_API const char *kvr_math_name(kvr_math math);
+
 /* Shape of a KV cache sharded over ranks.
  *
  * One map says who owns which position: with W = sum of weights, positions repeat in cycles of

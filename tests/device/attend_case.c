@@ -11,7 +11,32 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "device/cpu_products.h"
 #include "device/variant.h"
+
+kernel_kind tested;
+
+static const kvr_variant *tested_variant(void) {
+  return tested.name == NULL ? NULL : kvr_variant_get(kvr_variant_find(tested.name));
+}
+
+static bool bf16_products(void) { return tested.name != NULL && tested_variant()->bf16; }
+
+int run_for_every_kind(int (*run)(void)) {
+  static const kernel_kind kinds[] = {{NULL, 0},
+                                      {"plain", 0},
+                                      {"bf16x64", KVR_PRODUCTS_F32},
+                                      {"bf16x64", KVR_PRODUCTS_DOT},
+                                      {"bf16x256", KVR_PRODUCTS_TILES}};
+  int failed = 0;
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    tested = kinds[i];
+    if (!kvr_cpu_has_products((kvr_products)tested.products)) continue;
+    printf("kernel: %s %d\n", tested.name != NULL ? tested.name : "attend.cl", tested.products);
+    failed += run();
+  }
+  return failed;
+}
 
 /* An array whose elements outside [first, first + count) rows are NaN. */
 static void *random_rows(int rows, int first, int count, int width, int dtype, float scale) {
@@ -47,6 +72,10 @@ static const float SENTINEL = 77.0f;
 
 attend_case make_case(shape s, kvr_attend_args a, float amplitude) {
   attend_case c = {.s = s, .a = a, .skip_token = INT32_MAX, .loosen = 1.0};
+  if (bf16_products()) { /* other inputs would be rounded, which the reference does not do */
+    s.kv_dtype = c.s.kv_dtype = BF16;
+    c.loosen = 300.0; /* of the rounded probabilities */
+  }
   const int num_new = a.kv_end - a.ring_end, w = s.head_dim;
   c.num_q = Q_ROW + a.num_rows + MORE;
   c.num_ring = RING_ROW + a.ring_end + MORE;
@@ -72,18 +101,17 @@ void free_case(attend_case *c) {
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-bool plain_kernels;
-
 void run_case(attend_case *c, int num_launches, const kvr_attend_args *launches) {
   const shape s = c->s;
   const size_t n = (size_t)c->num_q * row_width(c), heads = (size_t)(c->num_q * c->a.num_q_heads);
   const size_t cache_row = (size_t)(2 * s.num_kv_heads * s.head_dim) * dtype_size[s.kv_dtype];
-  const kvr_variant *plain = kvr_variant_get(kvr_variant_find("plain"));
-  const int row_tile = plain_kernels ? plain->row_tile : s.row_tile;
+  const kvr_variant *v = tested_variant();
+  const int row_tile = v != NULL ? v->row_tile : s.row_tile;
   char options[128];
-  snprintf(options, sizeof options, "-DHEAD_DIM=%d -DKV_DTYPE=%d -DOUT_DTYPE=%d -DROW_TILE=%d",
-           s.head_dim, s.kv_dtype, s.out_dtype, row_tile);
-  cl_kernel k = build_kernel(plain_kernels ? plain->file : "attend.cl", "kvr_attend", options);
+  snprintf(options, sizeof options,
+           "-DHEAD_DIM=%d -DKV_DTYPE=%d -DOUT_DTYPE=%d -DROW_TILE=%d -DPRODUCTS=%d", s.head_dim,
+           s.kv_dtype, s.out_dtype, row_tile, tested.products);
+  cl_kernel k = build_kernel(v != NULL ? v->file : "attend.cl", "kvr_attend", options);
   cl_mem mems[] = {upload(c->q, n * dtype_size[s.kv_dtype]),
                    upload(c->ring, (size_t)c->num_ring * cache_row),
                    upload(c->cur, (size_t)c->num_cur * cache_row),
@@ -95,7 +123,7 @@ void run_case(attend_case *c, int num_launches, const kvr_attend_args *launches)
     const int packed = launches[i].num_rows * s.group;
     launch(k, 7, mems, &launches[i], sizeof launches[i],
            (size_t)((packed + row_tile - 1) / row_tile), (size_t)s.num_kv_heads,
-           plain_kernels ? (size_t)plain->local : 1);
+           v != NULL ? (size_t)v->local : 1);
   }
   download(mems[3], c->state, (n + 2 * heads) * sizeof(float));
   download(mems[4], c->out, n * dtype_size[s.out_dtype]);

@@ -3,8 +3,6 @@
 #ifndef KVR_TESTS_DEVICE_ATTEND_CASE_H
 #define KVR_TESTS_DEVICE_ATTEND_CASE_H
 
-#include <stdbool.h>
-
 #include "cl_fixture.h"
 #include "shared.h"
 
@@ -28,8 +26,14 @@ typedef struct attend_case {
   mistake wrong;  /* that the reference makes */
 } attend_case;
 
-/* Cases run attend_plain.cl, whatever their row tile, instead of attend.cl. */
-extern bool plain_kernels;
+/* Which kernel cases run. */
+typedef struct kernel_kind {
+  const char *name; /* of a variant; NULL: attend.cl with the row tile of the case */
+  int products;     /* of a bf16 variant, see attend_bf16.cl */
+} kernel_kind;
+extern kernel_kind tested;
+/* Runs the group of tests for every kind that this CPU has. */
+int run_for_every_kind(int (*run)(void));
 
 /* One run of rows and new keys from token 0, all visible, nothing carried. */
 kvr_attend_args plain_args(shape s, int num_rows, int ring_end, int num_new);

@@ -65,9 +65,10 @@ static char *read_source(const char *file) {
 
 cl_kernel build_kernel(const char *file, const char *kernel, const char *options) {
   char all[512], log[4096] = "";
-  char *text[3] = {read_source("shared.h"), read_source("numbers.h"), read_source(file)};
+  char *text[4] = {read_source("shared.h"), read_source("numbers.h"), read_source("spans.h"),
+                   read_source(file)};
   cl_int e;
-  cl_program program = clCreateProgramWithSource(context, 3, (const char **)text, NULL, &e);
+  cl_program program = clCreateProgramWithSource(context, 4, (const char **)text, NULL, &e);
   check(e, "clCreateProgramWithSource");
   snprintf(all, sizeof all, "-cl-std=CL1.2 -Werror %s", options);
   if (clBuildProgram(program, 1, &device, all, NULL, NULL) != CL_SUCCESS) {
@@ -77,7 +78,7 @@ cl_kernel build_kernel(const char *file, const char *kernel, const char *options
   cl_kernel k = clCreateKernel(program, kernel, &e);
   check(e, kernel);
   clReleaseProgram(program);
-  for (int i = 0; i < 3; i++) free(text[i]);
+  for (int i = 0; i < 4; i++) free(text[i]);
   return k;
 }
 

@@ -162,7 +162,7 @@ static void fill_pools(device_run *run, pure_case *c) {
 /* ---- runs ---- */
 
 void device_run_init(device_run *run, pure_case *c, kvr_group *group, const char *strategies) {
-  *run = (device_run){.spare_tokens = run->spare_tokens};
+  *run = (device_run){.spare_tokens = run->spare_tokens, .auto_math = run->auto_math};
   int pages = 3, context = 0, rows = 0;
   for (int i = 0; i < c->problem.num_requests; i++) {
     pages +=
@@ -184,6 +184,7 @@ void device_run_init(device_run *run, pure_case *c, kvr_group *group, const char
                              .query_tile = c->options.query_tile,
                              .num_slots = c->options.num_slots,
                              .out_dtype = c->problem.out_dtype,
+                             .math = run->auto_math ? KVR_MATH_AUTO : KVR_MATH_F32,
                              .strategies = strategies};
   device_ok(kvr_session_create(group, run->cache, &limits, &run->session), "kvr_session_create");
   const size_t heads = (size_t)c->num_tokens * (size_t)c->problem.num_q_heads;

@@ -21,7 +21,9 @@ void device_case_fill(pure_case *c, uint64_t seed);
 /* What a case needs on a device. The whole pool is NaN but for the cached tokens; pages are
  * shuffled. */
 typedef struct device_run {
-  int spare_tokens; /* by which the session's limits exceed the case; set before device_run_init */
+  /* set before device_run_init: */
+  int spare_tokens; /* by which the session's limits exceed the case */
+  bool auto_math;   /* bf16 products where the library prefers them; else f32 */
   kvr_cache *cache;
   kvr_session *session;
   int ids[CASE_MAX_REQUESTS];

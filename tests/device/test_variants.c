@@ -121,7 +121,8 @@ static const char *usable(kvr_group *group) {
   static char names[128];
   kvr_attend_kernels k;
   names[0] = '\0';
-  device_ok(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32), "kvr_attend_kernels_init");
+  device_ok(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32, KVR_MATH_AUTO),
+            "kvr_attend_kernels_init");
   for (int i = 0; i < kvr_num_variants(); i++)
     if (k.usable[i])
       snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
@@ -182,7 +183,8 @@ static void test_small_work_groups(void **state) {
   plant.where = "-DROW_TILE=32", plant.work_group = 16;
   kvr_group *group = listening_group(1);
   kvr_attend_kernels k;
-  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32), KVR_E_UNSUPPORTED);
+  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32, KVR_MATH_AUTO),
+                   KVR_E_UNSUPPORTED);
   assert_non_null(strstr(kvr_error_message(), "work-groups of 32, the device runs 16"));
   assert_int_equal(heard.num, 1);
   kvr_group_destroy(group);
@@ -200,7 +202,8 @@ static void test_other_errors(void **state) {
   plant.where = "-DROW_TILE=64", plant.code = CL_OUT_OF_HOST_MEMORY;
   kvr_group *group = listening_group(1);
   kvr_attend_kernels k;
-  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32), KVR_E_OOM);
+  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32, KVR_MATH_AUTO),
+                   KVR_E_OOM);
   assert_non_null(strstr(kvr_error_message(), "clGetKernelWorkGroupInfo"));
   memset(&plant, 0, sizeof plant);
   assert_string_equal(usable(group), "rows256 rows64 rows16");
@@ -249,7 +252,8 @@ static void test_device_is_refused(void **state) {
   plant.where = "-DROW_TILE", plant.wrong = true;
   kvr_group *group = listening_group(1);
   kvr_attend_kernels k;
-  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32), KVR_E_UNSUPPORTED);
+  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32, KVR_MATH_AUTO),
+                   KVR_E_UNSUPPORTED);
   for (int i = 0; i < kvr_num_variants(); i++)
     if (strstr(kvr_error_message(), kvr_variant_get(i)->name) == NULL)
       fail_msg("%s is not named: %s", kvr_variant_get(i)->name, kvr_error_message());
@@ -353,7 +357,8 @@ static void test_every_variant_alone(void **state) {
   setenv("KVRING_VARIANT", "rows", 1);
   kvr_group *group = listening_group(1);
   kvr_attend_kernels k;
-  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32), KVR_E_RANGE);
+  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32, KVR_MATH_AUTO),
+                   KVR_E_RANGE);
   assert_non_null(strstr(kvr_error_message(), "'rows'; the kernel variants are: rows256"));
   kvr_group_destroy(group);
 }
@@ -370,7 +375,8 @@ static void test_launches_of_few_keys(void **state) {
   setenv("KVRING_MAX_KEYS", "0", 1);
   kvr_group *group = listening_group(1);
   kvr_attend_kernels k;
-  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32), KVR_E_RANGE);
+  assert_int_equal(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32, KVR_MATH_AUTO),
+                   KVR_E_RANGE);
   assert_non_null(strstr(kvr_error_message(), "KVRING_MAX_KEYS is '0'"));
   kvr_group_destroy(group);
 }
