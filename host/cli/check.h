@@ -32,7 +32,8 @@ typedef struct check_case {
   int num_requests;
   kvr_request requests[CHECK_REQUESTS]; /* chunk as given to the library, 0: default */
   bool large;
-  int num_steps;                         /* 1; more: a prefill in chunks, a strategy for each */
+  bool bf16_math; /* products of bf16 numbers where the device prefers them */
+  int num_steps;  /* 1; more: a prefill in chunks, a strategy for each */
   int ends[CHECK_STEPS][CHECK_REQUESTS]; /* new tokens of a request that are done after a step */
 } check_case;
 

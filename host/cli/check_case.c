@@ -170,6 +170,7 @@ void check_case_generate(uint64_t seed, int index, bool quick, check_case *out) 
   choose_masks(&s, &c);
   choose_map(&s, &c);
   if (strcmp(c.map, "contiguous") == 0) c.interleave = kvr_ceil_div(longest_request(&c), c.ranks);
+  c.bf16_math = c.dtype == KVR_BF16 && below(&s, 2) == 0;
   *out = c;
 }
 
@@ -199,6 +200,7 @@ static void say_requests(const check_case *c, text *t) {
 }
 
 static void say_masks(const check_case *c, text *t) {
+  if (c->bf16_math) say(t, " math auto");
   if (!c->causal) say(t, " not causal");
   if (c->window > 0) say(t, " window %d", c->window);
   if (c->soft_cap > 0) say(t, " cap %g", (double)c->soft_cap);

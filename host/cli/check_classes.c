@@ -211,6 +211,7 @@ void check_classes_count(check_classes *classes, const check_case *c, const char
   count_strategies(classes, c, strategy);
   add_named(classes, "ranks", ranks, 1);
   add_named(classes, "map", c->map, 1);
+  add_named(classes, "math", c->bf16_math ? "auto" : "f32", 1);
   add_named(classes, "dtype", kvr_dtype_name(c->dtype), 1);
   add_named(classes, "out", kvr_dtype_name(c->out_dtype), 1);
 }

@@ -73,6 +73,12 @@ kvr_status check_reference(const check_trial *t, const check_mistake *mistake, d
   return status;
 }
 
+static bool uses_bf16(const check_trial *t) {
+  bool bf16 = false;
+  for (int r = 0; r < t->c.ranks; r++) bf16 |= kvr_session_math(t->session, r) == KVR_MATH_BF16;
+  return bf16;
+}
+
 double check_output_factor(const check_trial *t, const double *ref_out, const double *ref_lse) {
   const check_case *c = &t->c;
   cli_error error = {0};
@@ -85,7 +91,8 @@ double check_output_factor(const check_trial *t, const double *ref_out, const do
                                    .ref = ref_out + i * D,
                                    .ref_lse = ref_lse[i],
                                    .head_dim = c->head_dim,
-                                   .max_v = t->max_v};
+                                   .max_v = t->max_v,
+                                   .loosen = cli_loosen(uses_bf16(t), c->dtype)};
     cli_compare_row(&compared, &error);
   }
   return error.factor;

@@ -211,7 +211,8 @@ static kvr_status open_session(check_trial *t, kvr_group *group) {
                        .tile = c->tile,
                        .query_tile = c->query_tile,
                        .num_slots = c->slots,
-                       .out_dtype = c->out_dtype};
+                       .out_dtype = c->out_dtype,
+                       .math = c->bf16_math ? KVR_MATH_AUTO : KVR_MATH_F32};
   for (int step = 0; step < c->num_steps; step++) {
     const check_case now = check_step_case(c, step);
     int rows = 0;

@@ -42,7 +42,7 @@ typedef struct cli_options {
   int window;
   double soft_cap, q_scale, k_scale, v_scale;
   const char *sinks; /* a file, "random", or NULL */
-  const char *math;
+  kvr_math math;
   double timeout; /* [seconds] */
   bool help;
   bool given[CLI_MAX_OPTIONS]; /* by row of the table */

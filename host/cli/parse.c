@@ -113,15 +113,13 @@ kvr_status cli_parse_dtype(const char *what, const char *text, kvr_dtype *out) {
   return kvr_fail(KVR_E_RANGE, "%s is '%.40s'; use f32, f16 or bf16", what, text);
 }
 
-kvr_status cli_parse_math(const char *what, const char *text, const char **out) {
-  if (strcmp(text, "bf16") == 0)
-    return kvr_fail(KVR_E_UNSUPPORTED,
-                    "%s is bf16: dot products in bf16 are not supported yet; use auto or f32",
-                    what);
-  if (strcmp(text, "auto") != 0 && strcmp(text, "f32") != 0)
-    return kvr_fail(KVR_E_RANGE, "%s is '%.40s'; use auto or f32", what, text);
-  *out = text;
-  return KVR_OK;
+kvr_status cli_parse_math(const char *what, const char *text, kvr_math *out) {
+  for (int i = 0; i < KVR_NUM_MATHS; i++)
+    if (strcmp(text, kvr_math_name((kvr_math)i)) == 0) {
+      *out = (kvr_math)i;
+      return KVR_OK;
+    }
+  return kvr_fail(KVR_E_RANGE, "%s is '%.40s'; use auto, f32 or bf16", what, text);
 }
 
 /* Edit distance of two short words (Levenshtein, with one row of the table). */

@@ -21,7 +21,7 @@ kvr_status cli_parse_scale(const char *what, const char *text, double *out);
 kvr_status cli_parse_seconds(const char *what, const char *text, double *out);
 kvr_status cli_parse_dtype(const char *what, const char *text, kvr_dtype *out);
 /* "auto" or "f32" (borrowed). Errors: KVR_E_UNSUPPORTED for "bf16". */
-kvr_status cli_parse_math(const char *what, const char *text, const char **out);
+kvr_status cli_parse_math(const char *what, const char *text, kvr_math *out);
 
 /* The candidate with the smallest edit distance to word, or NULL when none is near. */
 const char *cli_nearest(const char *word, const char *const *candidates, int num);

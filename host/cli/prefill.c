@@ -11,7 +11,8 @@ static const char notes[] =
     "last end of a device command; building programs and moving inputs and outputs to and from\n"
     "the host are not in it. Errors are relative to max|V|; a result is right if its error is at\n"
     "most 2e-5 max|V| and 1e-3 of the RMS of the reference row (and, from gather-kv, 5e-6\n"
-    "max|V|). --verify checks the first and last row of every rank's head and tail in every\n"
+    "max|V|); with products of bf16 numbers 500 times that (2,500 times where the cache is not\n"
+    "bf16). --verify checks the first and last row of every rank's head and tail in every\n"
     "chunk, and ROWS random rows besides; when that is long, each row checks some of the heads,\n"
     "in turn. With --input and --cached-tokens L the first L tokens of the file fill the cache.\n";
 

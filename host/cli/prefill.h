@@ -14,6 +14,7 @@ enum { CLI_REASON = 256 };
 typedef struct cli_run {
   const char *name; /* borrowed */
   kvr_session *session;
+  bool bf16_math;           /* some rank multiplies bf16 numbers */
   double *ms;               /* (repeat, num_steps) planning + device time of a step */
   const char **chosen;      /* (num_steps) strategy that served a step */
   char reason[CLI_REASON];  /* of the last choice of auto */

@@ -15,7 +15,8 @@ kvr_status cli_prefill_open_session(cli_prefill_job *job, cli_run *run) {
                        .tile = o->tile,
                        .query_tile = o->query_tile,
                        .num_slots = o->slots,
-                       .out_dtype = s->out_dtype};
+                       .out_dtype = s->out_dtype,
+                       .math = o->math};
   if (strcmp(run->name, "auto") != 0) limits.strategies = run->name;
   for (int i = 0; i < s->num_requests; i++) {
     const cli_length *q = &s->requests[i];
@@ -25,7 +26,10 @@ kvr_status cli_prefill_open_session(cli_prefill_job *job, cli_run *run) {
     limits.max_context = kvr_max(limits.max_context, q->num_cached + before);
   }
   limits.max_new_tokens = kvr_max(1, limits.max_new_tokens); /* a prompt may be empty */
-  return kvr_session_create(job->group, job->cache, &limits, &run->session);
+  KVR_TRY(kvr_session_create(job->group, job->cache, &limits, &run->session));
+  for (int r = 0; r < s->cache.num_ranks; r++)
+    run->bf16_math |= kvr_session_math(run->session, r) == KVR_MATH_BF16;
+  return KVR_OK;
 }
 
 /* Fills the step with tokens [done, done + most) of every request. */

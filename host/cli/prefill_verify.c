@@ -147,7 +147,8 @@ void cli_sample_compare(const cli_prefill_job *job, cli_run *run) {
                               .ref = sample->out + ref * D,
                               .ref_lse = sample->lse[ref],
                               .head_dim = s->cache.head_dim,
-                              .max_v = job->max_v};
+                              .max_v = job->max_v,
+                              .loosen = cli_loosen(run->bf16_math, s->cache.dtype)};
       cli_compare_row(&c, &run->error);
     }
   }

@@ -45,6 +45,10 @@ typedef struct cli_error {
   double factor;  /* largest error / tolerance; the result is right if <= 1 */
 } cli_error;
 
+/* What the tolerances are multiplied with for bf16 products: probabilities have 8 bits, and inputs
+ * that are not bf16 are rounded on top of that, which moves scores. */
+double cli_loosen(bool bf16_math, kvr_dtype dtype);
+
 /* One row and head: out (head_dim) in out_dtype with lse, against ref (head_dim) with ref_lse. */
 typedef struct cli_compared {
   const void *out;
@@ -54,6 +58,7 @@ typedef struct cli_compared {
   double ref_lse;
   int head_dim;
   double max_v;
+  double loosen; /* factor on the tolerances; 0: 1 */
 } cli_compared;
 void cli_compare_row(const cli_compared *c, cli_error *error);
 

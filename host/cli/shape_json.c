@@ -24,7 +24,7 @@ static void add_masks(const cli_options *o, const cli_shape *s, cJSON *item) {
   cJSON_AddNumberToObject(item, "q_scale", o->q_scale);
   cJSON_AddNumberToObject(item, "k_scale", o->k_scale);
   cJSON_AddNumberToObject(item, "v_scale", o->v_scale);
-  cJSON_AddStringToObject(item, "math", "f32"); /* what auto is */
+  cJSON_AddStringToObject(item, "math", kvr_math_name(o->math));
 }
 
 void cli_shape_json(const cli_options *o, const cli_shape *s, cJSON *root) {

@@ -60,8 +60,7 @@ OPTIONS = [
     ("--dtype i8", "'i8' f32, f16 bf16"),
     ("--dtype fp8", "'fp8' f32, f16 bf16"),
     ("--out-dtype f64", "'f64' f32, f16 bf16"),
-    ("--math bf16", "bf16 not supported yet use auto f32"),
-    ("--math f64", "'f64' use auto f32"),
+    ("--math f64", "'f64' use auto, f32 bf16"),
     # masks and scales
     ("--window -1", "-1; 0..2147483647"),
     ("--window 1.5", "'1.5' whole number"),

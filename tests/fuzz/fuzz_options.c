@@ -28,7 +28,7 @@ static void check_limits(const cli_options *o) {
   const float scales[3] = {(float)o->q_scale, (float)o->k_scale, (float)o->v_scale};
   for (int i = 0; i < 3; i++) HOLDS(scales[i] != 0.0f && isfinite(1 / scales[i]));
   HOLDS(o->timeout > 0 && o->timeout <= KVR_MAX_TIMEOUT);
-  HOLDS(strcmp(o->math, "auto") == 0 || strcmp(o->math, "f32") == 0);
+  HOLDS((unsigned)o->math < KVR_NUM_MATHS);
   HOLDS(o->repeat >= 1 && o->verify >= 0 && o->soak >= 0 && o->only >= -1);
 }
 

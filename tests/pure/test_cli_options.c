@@ -124,8 +124,9 @@ static void test_math(void **state) {
   cli_options o;
   assert_int_equal(PARSE(&o, "--math", "auto"), KVR_OK);
   assert_int_equal(PARSE(&o, "--math=f32"), KVR_OK);
-  FAILS(KVR_E_UNSUPPORTED, "use auto or f32", "--math", "bf16");
-  FAILS(KVR_E_RANGE, "'f64'; use auto or f32", "--math", "f64");
+  assert_int_equal(PARSE(&o, "--math", "bf16"), KVR_OK);
+  assert_int_equal(o.math, KVR_MATH_BF16);
+  FAILS(KVR_E_RANGE, "'f64'; use auto, f32 or bf16", "--math", "f64");
 }
 
 int main(void) {

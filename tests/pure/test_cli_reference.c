@@ -170,7 +170,7 @@ static void test_reference_quantises(void **state) {
 
 static double factor_of(const float *out, float lse) {
   static const double ref[4] = {0.5, -0.25, 1, 0};
-  const cli_compared c = {out, KVR_F32, lse, ref, 2.0, 4, 3.0};
+  const cli_compared c = {out, KVR_F32, lse, ref, 2.0, 4, 3.0, 1};
   cli_error error = {0};
   cli_compare_row(&c, &error);
   return error.factor;
