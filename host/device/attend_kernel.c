@@ -23,16 +23,26 @@ static kvr_status has_vectors(const kvr_group *group, int rank, bool *out) {
   return KVR_OK;
 }
 
-static kvr_status build(kvr_attend_kernels *k, const kvr_group *group, int rank,
-                        const kvr_cache_desc *cache, kvr_dtype out_dtype, int variant) {
+/* What is built: fixed for a session. */
+typedef struct plan {
+  const kvr_group *group;
+  int rank;
+  const kvr_cache_desc *cache;
+  kvr_dtype out_dtype;
+  bool vectors;          /* the device has them */
+  bool bf16;             /* use variants with bf16 products */
+  kvr_products products; /* of those */
+} plan;
+
+static kvr_status build(kvr_attend_kernels *k, const plan *p, int variant) {
   const kvr_variant *v = kvr_variant_get(variant);
-  kvr_self_test user = {.cache = cache, .out_dtype = out_dtype, .variant = variant};
+  kvr_self_test user = {.cache = p->cache, .out_dtype = p->out_dtype, .variant = variant};
   char options[256], name[64];
-  if (!kvr_variant_options(variant, cache, out_dtype, options, sizeof options))
+  if (!kvr_variant_options(variant, p->cache, p->out_dtype, p->products, options, sizeof options))
     return kvr_fail(KVR_E_RANGE, "build options of kernel variant %s do not fit", v->name);
   snprintf(name, sizeof name, "kernel variant %s", v->name);
   const kvr_program_test test = {.name = name, .run = kvr_self_test_run, .user = &user};
-  KVR_TRY(kvr_program_create(group, rank, v->file, options, &test, &k->program[variant]));
+  KVR_TRY(kvr_program_create(p->group, p->rank, v->file, options, &test, &k->program[variant]));
   cl_int code;
   k->kernel[variant] = clCreateKernel(k->program[variant], "kvr_attend", &code);
   KVR_TRY(kvr_cl_check(code, "clCreateKernel"));
@@ -106,23 +116,13 @@ static void add_reason(char *why, size_t size, const char *reason) {
   snprintf(why + used, size - used, "%s%.300s", used > 0 ? "; " : "", reason);
 }
 
-/* What is built: fixed for a session. */
-typedef struct plan {
-  const kvr_group *group;
-  int rank;
-  const kvr_cache_desc *cache;
-  kvr_dtype out_dtype;
-  bool vectors; /* the device has them */
-  bool bf16;    /* use variants with bf16 products */
-} plan;
-
 /* Builds the variants with or without vectors; a quarantined one is left out, its reason noted. */
 static kvr_status build_kind(kvr_attend_kernels *k, const plan *p, bool vectors, int *num,
                              char *why, size_t size) {
   for (int i = 0; i < kvr_num_variants(); i++) {
     const kvr_variant *v = kvr_variant_get(i);
     if (v->vectors != vectors || (v->bf16 && !p->bf16)) continue;
-    const kvr_status status = build(k, p->group, p->rank, p->cache, p->out_dtype, i);
+    const kvr_status status = build(k, p, i);
     if (status == KVR_E_UNSUPPORTED)
       add_reason(why, size, kvr_error_message());
     else if (status != KVR_OK)
@@ -146,7 +146,7 @@ static kvr_status build_all(kvr_attend_kernels *k, const plan *p) {
 static kvr_status build_named(kvr_attend_kernels *k, const plan *p, const char *name) {
   char names[256] = "";
   const int variant = kvr_variant_find(name);
-  if (variant >= 0) return build(k, p->group, p->rank, p->cache, p->out_dtype, variant);
+  if (variant >= 0) return build(k, p, variant);
   for (int i = 0; i < kvr_num_variants(); i++)
     snprintf(names + strlen(names), sizeof names - strlen(names), " %s", kvr_variant_get(i)->name);
   return kvr_fail(KVR_E_RANGE, "KVRING_VARIANT is '%s'; the kernel variants are:%s", name, names);

@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "device/cpu_products.h"
-
 #define VECTORS .local = 1, .vectors = true
 
 /* Times are measured on PoCL, relative to each other; sums of plain are never compared. */
@@ -73,15 +71,15 @@ int kvr_variant_pick(const bool *usable, int num_rows, int group) {
   return best;
 }
 
-bool kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_dtype, char *text,
-                         size_t size) {
+bool kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_dtype,
+                         kvr_products products, char *text, size_t size) {
   const kvr_variant *v = kvr_variant_get(index);
   if (v == NULL) return false;
   const int n = snprintf(text, size, "-DHEAD_DIM=%d -DKV_DTYPE=%d -DOUT_DTYPE=%d -DROW_TILE=%d",
                          cache->head_dim, (int)cache->dtype, (int)out_dtype, v->row_tile);
   if (n < 0 || (size_t)n >= size) return false;
   if (!v->bf16) return true;
-  const int m = snprintf(text + n, size - (size_t)n, " -DPRODUCTS=%d", (int)kvr_cpu_products());
+  const int m = snprintf(text + n, size - (size_t)n, " -DPRODUCTS=%d", (int)products);
   return m >= 0 && (size_t)m < size - (size_t)n;
 }
 

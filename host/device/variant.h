@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "device/cpu_products.h"
 #include "kvring/problem.h"
 
 enum { KVR_MAX_VARIANTS = 8 };
@@ -25,9 +26,10 @@ int kvr_variant_find(const char *name);
 /* The variant for a launch of num_rows query tokens with `group` query heads per KV head, among
  * the usable ones (KVR_MAX_VARIANTS flags); -1 if there is none. */
 int kvr_variant_pick(const bool *usable, int num_rows, int group);
-/* -D options that build it; returns false when size is too small. */
-bool kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_dtype, char *text,
-                         size_t size);
+/* -D options that build it; products are those of a bf16 variant. Returns false when size is too
+ * small. */
+bool kvr_variant_options(int index, const kvr_cache_desc *cache, kvr_dtype out_dtype,
+                         kvr_products products, char *text, size_t size);
 /* Global and local sizes of a launch (2 dimensions). */
 void kvr_variant_sizes(int index, int num_rows, int group, int num_kv_heads, size_t global[2],
                        size_t local[2]);

@@ -162,8 +162,8 @@ static void test_variants(void **state) {
   char text[128];
   size_t global[2], local[2];
   for (int i = 0; i < kvr_num_variants(); i++) {
-    assert_true(kvr_variant_options(i, &cache, KVR_F16, text, sizeof text));
-    assert_false(kvr_variant_options(i, &cache, KVR_F16, text, 10));
+    assert_true(kvr_variant_options(i, &cache, KVR_F16, KVR_PRODUCTS_F32, text, sizeof text));
+    assert_false(kvr_variant_options(i, &cache, KVR_F16, KVR_PRODUCTS_F32, text, 10));
     clReleaseKernel(build_kernel(kvr_variant_get(i)->file, "kvr_attend", text));
     kvr_variant_sizes(i, 100, 7, 3, global, local);
     const size_t tile = (size_t)kvr_variant_get(i)->row_tile;
@@ -175,7 +175,8 @@ static void test_variants(void **state) {
   }
   assert_int_equal(kvr_variant_find("rows"), -1);
   assert_null(kvr_variant_get(kvr_num_variants()));
-  assert_false(kvr_variant_options(kvr_num_variants(), &cache, KVR_F16, text, sizeof text));
+  assert_false(kvr_variant_options(kvr_num_variants(), &cache, KVR_F16, KVR_PRODUCTS_F32, text,
+                                   sizeof text));
 }
 
 static const char *picked(const bool *usable, int num_rows, int group) {
