@@ -201,7 +201,8 @@ void cli_compare_row(const cli_compared *c, cli_error *error) {
   double square = 0;
   for (int d = 0; d < c->head_dim; d++) square += c->ref[d] * c->ref[d];
   const double rms = sqrt(square / c->head_dim);
-  double tolerance = loosen * fmin(2e-5 * c->max_v, 1e-3 * rms);
+  /* Rounded probabilities err by what they weigh, however small the sum is. */
+  double tolerance = loosen > 1 ? loosen * 2e-5 * c->max_v : fmin(2e-5 * c->max_v, 1e-3 * rms);
   if (rms > 0) tolerance = fmax(tolerance, SMALLEST);
   float part[PIECE];
   for (int d0 = 0; d0 < c->head_dim; d0 += PIECE) {
