@@ -128,6 +128,22 @@ static void find_cache_folder(finding *f) {
   miss(f, "export KVRING_CACHE_DIR=FOLDER  (one that you may write to)", text);
 }
 
+/* Kernels that failed their test on a device; others are used instead. */
+static void find_quarantine(finding *f) {
+  char path[PATH_SIZE], text[300];
+  int num = 0;
+  f->ok = true;
+  DIR *folder = cache_folder(path) ? opendir(path) : NULL;
+  for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+    num += ends_with(entry->d_name, ".refused");
+  if (folder != NULL) closedir(folder);
+  snprintf(f->detail, sizeof f->detail, "no kernel has failed its test");
+  if (num == 0) return;
+  snprintf(text, sizeof text, "kernels that failed their test: %d, see %.200s/*.refused", num,
+           path);
+  miss(f, "remove these files to try the kernels again", text);
+}
+
 static void print_finding(const finding *f) {
   printf("%-8s %-14s %s\n", f->ok ? "ok" : f->needed ? "MISSING" : "warning", f->name, f->detail);
   if (!f->ok) printf("%-8s %-14s -> %s\n", "", "", f->fix);
@@ -151,25 +167,33 @@ static kvr_status write_json(const char *path, const finding *findings, int num,
   return status;
 }
 
-static cli_exit run(const cli_options *options) {
-  enum { NUM = 5 };
-  finding findings[NUM] = {{.name = "ICD files"},
-                           {.name = "OpenCL"},
-                           {.name = "device"},
-                           {.name = "kernels"},
-                           {.name = "cache folder"}};
-  find_icd_files(&findings[0]);
-  find_loader(&findings[1]);
-  find_device(options, &findings[2]);
-  if (findings[2].ok)
-    try_kernels(options, &findings[3]);
+static void try_kernels_if(const cli_options *o, bool has_device, finding *f) {
+  if (has_device)
+    try_kernels(o, f);
   else
-    miss(&findings[3], "see device", "not tried without a device");
-  find_cache_folder(&findings[4]);
+    miss(f, "see device", "not tried without a device");
+}
+
+static cli_exit run(const cli_options *options) {
+  enum { ICD, LOADER, DEVICE, KERNELS, FOLDER, QUARANTINE, NUM };
+  finding findings[NUM] = {{.name = "ICD files"}, {.name = "OpenCL"},       {.name = "device"},
+                           {.name = "kernels"},   {.name = "cache folder"}, {.name = "quarantine"}};
+  const bool quiet = options->json != NULL && strcmp(options->json, "-") == 0;
   bool ok = true;
-  for (int i = 0; i < NUM; i++) ok &= findings[i].ok || !findings[i].needed;
-  if (options->json == NULL || strcmp(options->json, "-") != 0)
-    for (int i = 0; i < NUM; i++) print_finding(&findings[i]);
+  for (int i = 0; i < NUM; i++) {
+    finding *f = &findings[i];
+    switch (i) {
+    case ICD: find_icd_files(f); break;
+    case LOADER: find_loader(f); break;
+    case DEVICE: find_device(options, f); break;
+    case KERNELS: try_kernels_if(options, findings[DEVICE].ok, f); break;
+    case FOLDER: find_cache_folder(f); break;
+    default: find_quarantine(f);
+    }
+    ok &= f->ok || !f->needed;
+    if (!quiet) print_finding(f);
+    fflush(stdout); /* kernels may take long */
+  }
   if (options->json != NULL && write_json(options->json, findings, NUM, ok) != KVR_OK)
     return cli_report("doctor", CLI_FAILED);
   return ok ? CLI_OK : CLI_FAILED;

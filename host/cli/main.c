@@ -1,4 +1,5 @@
 /* kvring: the command line tool. A sub-command is one file and one row here. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,7 +87,22 @@ static cli_exit run(const cli_command *command, int argc, char **argv) {
   return command->run(&options);
 }
 
+/* Ctrl-C while a kernel is tested says nothing about the kernel. */
+static void on_interrupt(int number) {
+  kvr_interrupted();
+  raise(number); /* the handler was reset: ends the process as usual */
+}
+
+static void handle_interrupts(void) {
+  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+  struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+  sigemptyset(&action.sa_mask);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    sigaction(numbers[i], &action, NULL);
+}
+
 int main(int argc, char **argv) {
+  handle_interrupts();
   const char *name = argc > 1 ? argv[1] : "";
   if (argc < 2 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 ||
       strcmp(name, "help") == 0) {

@@ -70,7 +70,7 @@ static kvr_status rewind_cache(const cli_prefill_job *job) {
 }
 
 /* Milliseconds from the first start to the last end of a step's ops; elapsed where the device does
- * not tell. */
+ * not tell, or tells what cannot be: some drivers stamp commands when they are handed over. */
 static double device_ms(const kvr_trace_record *records, int num, double elapsed) {
   int64_t start = INT64_MAX, end = 0;
   for (int i = 0; i < num; i++) {
@@ -78,7 +78,9 @@ static double device_ms(const kvr_trace_record *records, int num, double elapsed
     if (records[i].start_ns < start) start = records[i].start_ns;
     if (records[i].end_ns > end) end = records[i].end_ns;
   }
-  return end > start ? (double)(end - start) * 1e-6 : elapsed;
+  const double ms = end > start ? (double)(end - start) * 1e-6 : 0;
+  const bool too_short = elapsed > 20 && ms < elapsed / 10; /* more than moving inputs takes */
+  return ms > 0 && ms <= elapsed && !too_short ? ms : elapsed;
 }
 
 static bool moves_bytes(int kind) {

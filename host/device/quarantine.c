@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "device/binary_file.h"
+#include "kvring/group.h"
 
 enum { PATH_SIZE = 4096 + 128, LINE_SIZE = 512 };
 /* Compilers take seconds; who interrupts a trial after this long does not want it again. */
@@ -75,7 +76,7 @@ static void unfollow(const char *name) {
   if (atomic_load(&following) == 2 && strcmp(followed, name) == 0) atomic_store(&following, 0);
 }
 
-void kvr_trial_interrupted(void) {
+void kvr_interrupted(void) {
   if (atomic_load(&following) == 2 && now() - followed_since < GIVEN_UP_SECONDS) unlink(followed);
 }
 

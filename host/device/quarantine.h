@@ -28,8 +28,4 @@ bool kvr_quarantine_add(const char *path, const char *key, const char *reason);
 bool kvr_trial_begin(kvr_trial *trial, const char *path);
 void kvr_trial_end(kvr_trial *trial);
 
-/* For a handler of SIGINT and the like (async-signal-safe): forgets the trial in progress, unless
- * it has lasted so long that the user gave up on it. */
-void kvr_trial_interrupted(void);
-
 #endif

@@ -52,6 +52,11 @@ typedef struct kvr_device_info {
   size_t memory_bytes, max_alloc_bytes, local_bytes, max_work_group;
 } kvr_device_info;
 
+/* For handlers of SIGINT, SIGTERM and the like (async-signal-safe). Kernels are tested before their
+ * first use on a device, and a process that ends meanwhile counts against the kernel; after this
+ * call it does not, unless the test has lasted for more than a minute, as those that hang do. */
+KVR_API void kvr_interrupted(void);
+
 /* Creates contexts and queues. Owned; release with kvr_group_destroy.
  * Errors: KVR_E_NULL, KVR_E_RANGE (ranks; unknown device, naming what exists), KVR_E_UNSUPPORTED
  * (no platform, device unusable, devices of two platforms), KVR_E_CL. */

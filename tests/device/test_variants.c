@@ -298,7 +298,7 @@ static int interrupt_trial(const char *how) {
   kvr_trial trial;
   snprintf(path, sizeof path, "%s/some.bin", getenv("KVRING_CACHE_DIR"));
   if (!kvr_trial_begin(&trial, path)) return 1;
-  if (strcmp(how, "interrupt") == 0) kvr_trial_interrupted();
+  if (strcmp(how, "interrupt") == 0) kvr_interrupted();
   _exit(0);
 }
 
