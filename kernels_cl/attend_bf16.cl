@@ -336,31 +336,44 @@ static inline void attend_panel(rows *r, const block *b, int panel, const kvr_at
 
 /* ---- rows in and out, LANES at a time ---- */
 
-/* 16 dims of a query as bits in the low halves. */
-static inline uint16 query_bits(__global const kv_type *p, int i, const kvr_attend_args a) {
+/* 16 dims of a query, quantised, as bits in the low halves. */
+static inline uint16 quantised_bits(__global const kv_type *p, int i, float inv_scale) {
   if (i >= DIM_VECS) return (uint16)(0);
-  float16 x = i < WHOLE_VECS ? load16(p + i * LANES) : load_tail(p + i * LANES);
-  if (a.q_inv_scale != 0.0f && a.q_inv_scale != 1.0f) x = to_kv(x * a.q_inv_scale);
-  return round_bf16(x);
+  const float16 x = i < WHOLE_VECS ? load16(p + i * LANES) : load_tail(p + i * LANES);
+  return round_bf16(to_kv(x * inv_scale));
+}
+
+static inline uint16 query_pairs(__global const kv_type *p, int i, const kvr_attend_args a) {
+  if (a.q_inv_scale == 0.0f || a.q_inv_scale == 1.0f) return load_pairs(p, i);
+  const uint16 low = quantised_bits(p, 2 * i, a.q_inv_scale);
+  const uint16 high = quantised_bits(p, 2 * i + 1, a.q_inv_scale);
+  return (uint16)(low.even | low.odd << 16, high.even | high.odd << 16);
+}
+
+/* Where the LANES rows from i on lie in q and out, in heads; the last row stands for those past it.
+ */
+static inline void find_places(size_t at[LANES], const rows *r, int i, int p0, int h,
+                               const kvr_attend_args a) {
+  for (int j = 0; j < LANES; j++) {
+    const place w = place_of(p0 + min(i + j, r->num_rows - 1), h, a);
+    at[j] = (size_t)(a.q_row + w.row) * a.num_q_heads + w.head;
+  }
 }
 
 /* Queries of rows i .. i + LANES - 1; zeros past the last row. */
 static inline void load_queries(rows *r, int i, int p0, int h, __global const kv_type *q,
                                 const kvr_attend_args a) {
+  size_t at[LANES];
+  find_places(at, r, i, p0, h, a);
   for (int v = 0; v < DIM_PAIRS / LANES; v++) {
     float16 x[LANES];
     for (int j = 0; j < LANES; j++) {
-      const place w = place_of(p0 + min(i + j, r->num_rows - 1), h, a);
-      __global const kv_type *from =
-          q + ((size_t)(a.q_row + w.row) * a.num_q_heads + w.head) * HEAD_DIM;
-      const uint16 low = query_bits(from, 2 * v, a);
-      const uint16 high = query_bits(from, 2 * v + 1, a);
-      const uint16 pairs = (uint16)(low.even | low.odd << 16, high.even | high.odd << 16);
+      const uint16 pairs = query_pairs(q + at[j] * HEAD_DIM, v, a);
       x[j] = as_float16(i + j < r->num_rows ? pairs : (uint16)(0));
     }
     transpose(x);
-    for (int d = 0; d < LANES; d++)
-      r->q[i / ROWS][v * LANES + d][i % ROWS / LANES] = as_uint16(x[d]);
+    UNROLL for (int d = 0; d < LANES; d++) r->q[i / ROWS][v * LANES + d][i % ROWS / LANES] =
+        as_uint16(x[d]);
   }
 }
 
@@ -421,10 +434,12 @@ static inline void get_rows(const rows *r, int i, int v, float16 x[LANES]) {
 static inline void store_states(const rows *r, int i, int p0, int h, __global float *state,
                                 const kvr_attend_args a) {
   const int num = min(LANES, r->num_rows - i);
+  __global float *to[LANES];
   for (int j = 0; j < num; j++) {
     const place w = place_of(p0 + i + j, h, a);
-    __global float *ml =
-        state + state_offset(w.row, a) + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
+    __global float *row = state + state_offset(w.row, a);
+    __global float *ml = row + (size_t)a.num_q_heads * HEAD_DIM + 2 * w.head;
+    to[j] = row + (size_t)w.head * HEAD_DIM;
     ml[0] = ((const float *)r->m)[i + j];
     ml[1] = ((const float *)r->l)[i + j];
   }
@@ -432,12 +447,10 @@ static inline void store_states(const rows *r, int i, int p0, int h, __global fl
     float16 x[LANES];
     get_rows(r, i, v, x);
     for (int j = 0; j < num; j++) {
-      const place w = place_of(p0 + i + j, h, a);
-      __global float *to = state + state_offset(w.row, a) + (size_t)w.head * HEAD_DIM + v * LANES;
       if (v < WHOLE_VECS)
-        vstore16(x[j], 0, to);
+        vstore16(x[j], v, to[j]);
       else
-        for (int d = 0; d < HEAD_DIM % LANES; d++) to[d] = ((const float *)&x[j])[d];
+        for (int d = 0; d < HEAD_DIM % LANES; d++) to[j][v * LANES + d] = ((const float *)&x[j])[d];
     }
   }
 }
@@ -445,21 +458,20 @@ static inline void store_states(const rows *r, int i, int p0, int h, __global fl
 static inline void store_results(const rows *r, int i, int p0, int h, __global out_type *out,
                                  __global float *lse, const kvr_attend_args a) {
   const int num = min(LANES, r->num_rows - i);
+  size_t at[LANES];
+  float norm[LANES];
+  find_places(at, r, i, p0, h, a);
   for (int j = 0; j < num; j++) {
-    const place w = place_of(p0 + i + j, h, a);
     const float l = ((const float *)r->l)[i + j];
-    lse[(size_t)(a.q_row + w.row) * a.num_q_heads + w.head] =
-        l == 0.0f ? -INFINITY : ((const float *)r->m)[i + j] * LN_2 + log(l);
+    lse[at[j]] = l == 0.0f ? -INFINITY : ((const float *)r->m)[i + j] * LN_2 + log(l);
+    norm[j] = l == 0.0f ? 1.0f : l;
   }
   for (int v = 0; v < DIM_VECS; v++) {
     float16 x[LANES];
     get_rows(r, i, v, x);
     for (int j = 0; j < num; j++) {
-      const place w = place_of(p0 + i + j, h, a);
-      const float l = ((const float *)r->l)[i + j];
-      const float16 y = x[j] / (l == 0.0f ? 1.0f : l) * a.out_scale;
-      __global out_type *to =
-          out + ((size_t)(a.q_row + w.row) * a.num_q_heads + w.head) * HEAD_DIM + v * LANES;
+      const float16 y = x[j] / norm[j] * a.out_scale;
+      __global out_type *to = out + at[j] * HEAD_DIM + v * LANES;
       if (v < WHOLE_VECS)
         store16(y, to);
       else
