@@ -1,4 +1,4 @@
-#define _DEFAULT_SOURCE /* syscall */
+#define _DEFAULT_SOURCE /* of syscall; NOLINT(bugprone-reserved-identifier) */
 #include "device/cpu_products.h"
 
 #include <pthread.h>

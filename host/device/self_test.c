@@ -155,7 +155,7 @@ static void fill(void *array, tensor which, size_t row, int rows, kvr_dtype dtyp
 static kvr_status make_tensors(test *t) {
   const kvr_dtype in = t->what->cache->dtype;
   const size_t element = kvr_dtype_size(in), out = kvr_dtype_size(t->what->out_dtype);
-  const size_t heads = ROWS * NQ;
+  const size_t heads = (size_t)ROWS * NQ;
   const size_t bytes[NUM_TENSORS] = {heads * t->dim * element,
                                      (size_t)ROWS * 2 * NKV * t->dim * element,
                                      (size_t)ROWS * 2 * NKV * t->dim * element,
@@ -170,8 +170,8 @@ static kvr_status make_tensors(test *t) {
     memset(t->host[i], 0xff, bytes[i]); /* NaN in every dtype */
   }
   fill(t->host[QUERY], QUERY, NQ * t->dim, T, in);
-  fill(t->host[CACHED], CACHED, 2 * NKV * t->dim, L, in);
-  fill(t->host[NEW], NEW, 2 * NKV * t->dim, T, in);
+  fill(t->host[CACHED], CACHED, (size_t)2 * NKV * t->dim, L, in);
+  fill(t->host[NEW], NEW, (size_t)2 * NKV * t->dim, T, in);
   for (int h = 0; h < NQ; h++) ((float *)t->host[SINKS])[h] = h % 2 == 0 ? SINK : -INFINITY;
   for (int i = 0; i < NUM_TENSORS; i++) {
     cl_int code;

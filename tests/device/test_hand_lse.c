@@ -34,7 +34,7 @@ static void lse_of_a_hundred_thousand_keys_is_natural(void **state) {
 static void lse_does_not_depend_on_how_many_rows_there_are(void **state) {
   (void)state;
   static const int rows[] = {1, 20, 100, 600};
-  double want = NAN;
+  double want = (double)NAN;
   for (int i = 0; i < HAND_NUM_RANKS; i++)
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
       pure_case c = hand_case(hand_ranks[i], 700 - rows[k], rows[k], 1, 1, D);
