@@ -100,7 +100,8 @@ static inline float16 exp2_slope(float16 f) {
   return p * f + 6.93146978e-1f;
 }
 
-/* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0, exactly 0 below -127, NaN stays NaN. */
+/* 2^x for x <= 0, relative error 2e-7; exactly 1 at 0, exactly 0 below -127. A NaN stays one unless
+ * its low 9 bits hold a payload, which those of hardware and of 16-bit types do not. */
 static inline float16 exp2_neg(float16 x) {
   x = x < -127.0f ? (float16)(-127.0f) : x;
   const float16 t = x + 12582912.0f; /* 1.5 * 2^23: the nearest integer in the low bits */

@@ -155,8 +155,8 @@ static kvr_status build_named(kvr_attend_kernels *k, const plan *p, const char *
 /* Instructions of this machine's CPU serve the devices that are this CPU. */
 static kvr_status choose_math(plan *p, kvr_math math) {
   const char *type = p->group->infos[p->rank].type;
-  const bool fast =
-      p->vectors && strcmp(type, "cpu") == 0 && kvr_cpu_products() != KVR_PRODUCTS_F32;
+  if (p->vectors && strcmp(type, "cpu") == 0) p->products = kvr_cpu_products();
+  const bool fast = p->products != KVR_PRODUCTS_F32;
   p->bf16 =
       fast && (math == KVR_MATH_BF16 || (math == KVR_MATH_AUTO && p->cache->dtype == KVR_BF16));
   if (math != KVR_MATH_BF16 || fast) return KVR_OK;
@@ -174,6 +174,7 @@ kvr_status kvr_attend_kernels_init(kvr_attend_kernels *k, const kvr_group *group
   *k = (kvr_attend_kernels){.program = {NULL}};
   KVR_TRY(has_vectors(group, rank, &p.vectors));
   KVR_TRY(choose_math(&p, math));
+  k->products = p.products;
   kvr_status status = name != NULL && name[0] != '\0' ? build_named(k, &p, name) : build_all(k, &p);
   if (status == KVR_OK) status = find_max_keys(k, &group->ranks[rank], cache->head_dim);
   if (status != KVR_OK) kvr_attend_kernels_fini(k);

@@ -11,6 +11,7 @@ typedef struct kvr_attend_kernels {
   cl_program program[KVR_MAX_VARIANTS];
   cl_kernel kernel[KVR_MAX_VARIANTS];
   bool usable[KVR_MAX_VARIANTS];
+  kvr_products products; /* of the bf16 variants */
   int max_keys; /* of one launch; INT_MAX: any number. Software GPUs may end long loops silently */
 } kvr_attend_kernels;
 

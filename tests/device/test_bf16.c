@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "device/attend_kernel.h"
 #include "device_case.h"
 
 enum { NUM_CASES = 20 };
@@ -71,6 +72,29 @@ static void test_f32_products(void **state) {
   expect_right("rows64", false);
 }
 
+/* The kernels are built for the instructions that the CPU is fastest with. */
+static void test_products_are_those_of_the_cpu(void **state) {
+  (void)state;
+  const kvr_cache_desc cache = {.head_dim = 20, .dtype = KVR_BF16};
+  kvr_group *group = device_group(1, 0);
+  kvr_attend_kernels k;
+  char options[256] = "", want[32];
+  device_ok(kvr_attend_kernels_init(&k, group, 0, &cache, KVR_F32, KVR_MATH_AUTO),
+            "kvr_attend_kernels_init");
+  assert_int_equal(k.products, kvr_cpu_products());
+  assert_int_equal(kvr_attend_kernels_use_bf16(&k), kvr_cpu_products() != KVR_PRODUCTS_F32);
+  if (kvr_attend_kernels_use_bf16(&k)) {
+    const cl_program program = k.program[kvr_variant_find("bf16x256")];
+    snprintf(want, sizeof want, "-DPRODUCTS=%d", (int)kvr_cpu_products());
+    assert_int_equal(clGetProgramBuildInfo(program, group->ranks[0].device,
+                                           CL_PROGRAM_BUILD_OPTIONS, sizeof options, options, NULL),
+                     CL_SUCCESS);
+    assert_non_null(strstr(options, want));
+  }
+  kvr_attend_kernels_fini(&k);
+  kvr_group_destroy(group);
+}
+
 /* K, V and queries that are not bf16 are rounded only on request. */
 static void test_math_is_a_limit(void **state) {
   (void)state;
@@ -111,6 +135,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_bf16_products),
       cmocka_unit_test(test_f32_products),
+      cmocka_unit_test(test_products_are_those_of_the_cpu),
       cmocka_unit_test(test_math_is_a_limit),
   };
   device_require();
