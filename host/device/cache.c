@@ -75,8 +75,8 @@ static kvr_status init(kvr_cache *c, kvr_group *group, const kvr_cache_desc *des
   KVR_TRY(copy_weights(c));
   KVR_TRY(count_bytes(c));
   KVR_TRY(split_pool(c));
-  KVR_TRY(kvr_pages_init(&c->pages, desc->num_pages));
-  return allocate_pools(c);
+  KVR_TRY(allocate_pools(c)); /* the budget refuses sizes whose lists of pages are large, too */
+  return kvr_pages_init(&c->pages, desc->num_pages);
 }
 
 kvr_status kvr_cache_create(kvr_group *group, const kvr_cache_desc *desc, kvr_cache **out) {
