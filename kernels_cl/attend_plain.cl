@@ -47,10 +47,11 @@ static inline void load_state(row_state *r, int row, int head, __global const fl
 }
 
 static inline float sum_lanes(float16 x) {
-  const float8 a = x.lo + x.hi;
-  const float4 b = a.lo + a.hi;
-  const float2 c = b.lo + b.hi;
-  return c.x + c.y;
+  const float a = (x.s0 + x.s1) + (x.s2 + x.s3);
+  const float b = (x.s4 + x.s5) + (x.s6 + x.s7);
+  const float c = (x.s8 + x.s9) + (x.sa + x.sb);
+  const float d = (x.sc + x.sd) + (x.se + x.sf);
+  return (a + b) + (c + d);
 }
 
 static inline float score(const float16 *q, __global const kv_type *k, float cap) {

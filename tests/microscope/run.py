@@ -18,7 +18,8 @@ import tempfile
 from pathlib import Path
 
 SKIPPED = 77
-OURS = {"kvr_attend", "kvr_stage", "kvr_cache_write", "kvr_merge_states", "kvr_merge_outputs"}
+SOURCES = Path(__file__).resolve().parents[2] / "kernels_cl"
+OF_STEPS = {"kvr_attend", "kvr_stage", "kvr_cache_write", "kvr_merge_states", "kvr_merge_outputs"}
 TEST_KERNEL = "moved_by_the_test"
 
 # What is looked for in one run. Values that nobody set need moves.c in front of OpenCL, and races
@@ -65,15 +66,16 @@ LONG_STEPS = [
 
 class Runner:
     """Runs programs on oclgrind's simulator and reads its log. Compiled kernels are kept, because
-    the library tests each of them once before its first use, which takes long on a simulator."""
+    the library tests each of them once before its first use, which takes long on a simulator; but
+    moves.c changes sources, so they are kept apart."""
 
     def __init__(self, tool, plant, moves, folder):
         self.tool, self.plant, self.moves, self.folder = tool, plant, moves, folder
-        vendors, cache = folder / "vendors", folder / "cache"
-        vendors.mkdir()
-        cache.mkdir()
+        vendors = folder / "vendors"
+        for name in ("vendors", "cache", "cache-moves"):
+            (folder / name).mkdir()
         (vendors / "oclgrind.icd").write_text(f"{find_icd()}\n")
-        self.environment = {**os.environ, "OCL_ICD_VENDORS": str(vendors), "KVRING_CACHE_DIR": str(cache),
+        self.environment = {**os.environ, "OCL_ICD_VENDORS": str(vendors), "KVRING_CACHE_DIR": str(folder / "cache"),
                             "OCLGRIND_INST_COUNTS": "1", "OCLGRIND_BUILD_OPTIONS": "-cl-opt-disable",
                             "OCLGRIND_LOG": str(folder / "log")}
 
@@ -84,7 +86,7 @@ class Runner:
         log.unlink(missing_ok=True)
         environment = {**self.environment, **how, **more}
         if how is UNSET:
-            environment["LD_PRELOAD"] = self.moves
+            environment.update(LD_PRELOAD=self.moves, KVRING_CACHE_DIR=str(self.folder / "cache-moves"))
         done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace",
                               timeout=1500)
         output = done.stdout + done.stderr
@@ -152,15 +154,34 @@ def check_step(runner, step, how, variant):
     return kernels
 
 
+def can_look(how, variant):
+    """oclgrind 21.10 itself crashes when it follows unset values through the bf16 variants."""
+    return how is RACES or not variant.startswith("bf16")
+
+
+def looks(names, how):
+    """Variants that a way to look is good for: oclgrind 21.10 confuses the halves of a vector that
+    is cut to fewer lanes, which ends the process in bf16 kernels. What it says of plain ones is
+    wrong too, but for what moves.c does."""
+    return names if how is RACES else [name for name in names if not name.startswith("bf16")]
+
+
+def kernels_of_sources():
+    text = "".join(path.read_text() for path in SOURCES.glob("*.cl"))
+    return set(re.findall(r"__kernel\s+void\s+(\w+)", text))
+
+
 def check_kernels(runner):
-    names = variants(runner)
-    assert len(names) > 2, names
+    names, missing = variants(runner), kernels_of_sources()
+    assert len(names) > 2 and missing >= OF_STEPS, (names, missing)
     for how in (RACES, UNSET):
         kernels = check_step(runner, EVERY_KERNEL, how, names[-1])
-        assert kernels - {TEST_KERNEL} == OURS, f"these kernels have run: {kernels}"
-        for variant in names:
+        assert kernels >= OF_STEPS, f"only these kernels have run: {kernels}"
+        missing -= kernels
+        for variant in [name for name in names if can_look(how, name)]:
             for step in STEPS:
-                check_step(runner, step, how, variant)
+                missing -= check_step(runner, step, how, variant)
+    assert not missing, f"no run needs the kernels {missing}"
 
 
 def check_one(runner):
@@ -168,9 +189,9 @@ def check_one(runner):
 
 
 def check_long(runner):
-    for variant in variants(runner):
-        for step in LONG_STEPS:
-            for how in (RACES, UNSET):
+    for how in (RACES, UNSET):
+        for variant in looks(variants(runner), how):
+            for step in LONG_STEPS:
                 check_step(runner, step, how, variant)
 
 
