@@ -57,7 +57,7 @@ STEPS = [
 LONG_STEPS = [
     ["--ranks", "3", "--tokens", "150", "--chunk", "130", "--heads", "8", "--kv-heads", "1", "--head-dim", "36",
      "--tile", "40", "--dtype", "bf16", "--out-dtype", "bf16", "--strategy", "rotate-all"],
-    ["--ranks", "1", "--cached-tokens", "300", "--chunk", "15", "--heads", "7", "--kv-heads", "1", "--head-dim",
+    ["--ranks", "2", "--cached-tokens", "300", "--chunk", "15", "--heads", "7", "--kv-heads", "1", "--head-dim",
      "64", "--tile", "512", "--causal", "0", "--dtype", "f16", "--out-dtype", "f16", "--strategy", "gather-kv"],
     ["--ranks", "2", "--cached-tokens", "40", "--chunk", "6", "--heads", "2", "--kv-heads", "2", "--head-dim",
      "256", "--tile", "16", "--window", "20", "--strategy", "gather-q"],
