@@ -80,7 +80,8 @@ kvr_status kvr_watch_queue(kvr_group *group, cl_command_queue queue, kvr_watch_c
   cl_event end;
   KVR_CL(clEnqueueMarkerWithWaitList, (queue, 0, NULL, &end));
   kvr_status status = kvr_cl_check(clFlush(queue), "clFlush");
-  if (status == KVR_OK) status = kvr_watch_event(group, end, count, data);
+  if (status == KVR_OK && kvr_watch_event(group, end, count, data) == KVR_E_TIMEOUT)
+    status = KVR_E_TIMEOUT;
   clReleaseEvent(end);
   return status;
 }

@@ -23,7 +23,7 @@ static inline bool kvr_watch_has_ended(cl_event event) {
  * has nor count (NULL: nothing else) has grown: KVR_E_TIMEOUT, and the group is stuck. In a group
  * that is stuck already it looks once. Errors of the command itself: "command: CL_...". */
 kvr_status kvr_watch_event(kvr_group *group, cl_event event, kvr_watch_count *count, void *data);
-/* The same for all commands of a queue so far; the error of one of them is not always seen. */
+/* The same for all commands of a queue so far, in whatever way they end. */
 kvr_status kvr_watch_queue(kvr_group *group, cl_command_queue queue, kvr_watch_count *count,
                            void *data);
 
